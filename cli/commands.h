@@ -1,0 +1,32 @@
+// The subcommands of `ehc`, one file each. A command throws ehc::Error or UsageError; main turns
+// them into one line on stderr and an exit code.
+#pragma once
+
+#include <stdexcept>
+
+namespace CLI {
+class App;
+}
+
+namespace ehc::cli {
+
+// Exit codes of op-protocol.md 1.1.
+enum ExitCode { kDone = 0, kDifferent = 1, kUsage = 2, kContract = 3, kFile = 4, kUnavailable = 5 };
+
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A command that ends with another code than 0 without an error of its own (`op --check`).
+struct Exit {
+  int code;
+};
+
+void add_op_command(CLI::App& app);
+void add_info_command(CLI::App& app);
+void add_tokmap_command(CLI::App& app);
+void add_layout_command(CLI::App& app);
+void add_check_command(CLI::App& app);
+void add_bench_command(CLI::App& app);
+
+}  // namespace ehc::cli

@@ -1,0 +1,190 @@
+#include "cli/op_file.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "ehc/error.h"
+
+namespace ehc::cli {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kExpected = "expected.";
+
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+json parse_metadata(const Schema& schema, const std::string& text) {
+  if (text.empty()) return json::object();
+  json parsed = json::parse(text, nullptr, false);
+  if (!parsed.is_object()) {
+    fail(schema, "metadata 'ehc': expected a JSON object, got '" + text.substr(0, 60) + "'");
+  }
+  return parsed;
+}
+
+void set_from_json(DynamicCall& call, const std::string& name, const json& value) {
+  if (value.is_boolean()) {
+    call.set_attribute(name, value.get<bool>());
+  } else if (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX) {
+    fail_attribute(call.schema(), name, "a 64-bit integer", value.dump());
+  } else if (value.is_number_integer()) {
+    call.set_attribute(name, value.get<int64_t>());
+  } else if (value.is_number_float()) {
+    call.set_attribute(name, value.get<double>());
+  } else if (value.is_string()) {
+    call.set_attribute_text(name, value.get<std::string>());
+  } else if (value.is_array()) {
+    std::vector<int64_t> list;
+    for (const json& item : value) {
+      if (!item.is_number_integer()) {
+        fail_attribute(call.schema(), name, "an array of integers", value.dump());
+      }
+      list.push_back(item.get<int64_t>());
+    }
+    call.set_attribute(name, list);
+  } else {
+    fail_attribute(call.schema(), name, "a number, boolean, string or array", value.dump());
+  }
+}
+
+}  // namespace
+
+OpFile read_op_file(const tables::SafetensorsFile& file) {
+  OpFile out;
+  for (const auto& [name, tensor] : file.tensors()) {
+    if (name.rfind(kExpected, 0) == 0) {
+      out.expected[name.substr(kExpected.size())] = tensor;
+    } else {
+      out.inputs[name] = tensor;
+    }
+  }
+  const auto found = file.metadata().find("ehc");
+  if (found != file.metadata().end()) out.metadata = found->second;
+  return out;
+}
+
+void bind_op_file(DynamicCall& call, const OpFile& file, const Settings& settings) {
+  const Schema& schema = call.schema();
+  const json metadata = parse_metadata(schema, file.metadata);
+  for (const auto& [key, value] : metadata.items()) {
+    if (key == "op") {
+      if (!value.is_string() || value.get<std::string>() != schema.name) {
+        fail(schema,
+             "metadata 'op': expected '" + std::string(schema.name) + "', got " + value.dump());
+      }
+    } else if (key == "set") {
+      if (!value.is_object())
+        fail(schema, "metadata 'set': expected an object, got " + value.dump());
+      for (const auto& [name, item] : value.items()) set_from_json(call, name, item);
+    } else if (key != "tolerance") {
+      fail(schema, "metadata 'ehc': expected keys op, set, tolerance, got '" + key + "'");
+    }
+  }
+  for (const auto& [name, tensor] : file.inputs) call.set_input(name, tensor);
+  for (const auto& [name, text] : settings) call.set_attribute_text(name, text);
+}
+
+std::map<std::string, Tolerance> tolerances(const Schema& schema, const std::string& metadata) {
+  std::map<std::string, Tolerance> out;
+  const json parsed = parse_metadata(schema, metadata);
+  if (!parsed.contains("tolerance")) return out;
+  const json& rules = parsed["tolerance"];
+  if (!rules.is_object()) fail(schema, "metadata 'tolerance': expected an object");
+  for (const auto& [name, rule] : rules.items()) {
+    bool numbers = rule.is_array() && (rule.size() == 2 || rule.size() == 3);
+    for (size_t i = 0; numbers && i < rule.size(); ++i) {
+      numbers = rule[i].is_number() && rule[i].get<double>() >= 0;
+    }
+    if (!numbers) {
+      fail(schema, "metadata 'tolerance': '" + name +
+                       "': expected [ulp, abs] or [ulp, abs, share], got " + rule.dump());
+    }
+    out[name] = {rule[0].get<double>(), rule[1].get<double>(),
+                 rule.size() == 3 ? rule[2].get<double>() : 1.0};
+  }
+  return out;
+}
+
+namespace {
+
+size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) * size_of(t.dtype); }
+
+// A fresh output holds a pattern, so that an element that is never written shows.
+Buffer poisoned(const Context& context, size_t bytes) {
+  Buffer buffer(context, bytes);
+  const std::vector<unsigned char> pattern(bytes, 0xcd);
+  buffer.upload(pattern.data());
+  return buffer;
+}
+
+}  // namespace
+
+OpResult run_call(DynamicCall& call, Device device, const std::string& implementation,
+                  int threads) {
+  const Context host = Context::cpu(1);
+  const Schema& schema = call.schema();
+  const std::vector<Tensor> made = call.outputs();
+  OpResult result;
+  const auto shared = call.shared_memory();
+
+  // Outputs in host memory; with `inplace`, the input moves into the output's memory.
+  for (size_t i = 0; i < made.size(); ++i) {
+    Tensor& t = call.tensor(i);
+    if (!schema.tensors[i].is_output) continue;
+    t = made[i];
+    if (!t.present()) continue;
+    result.memory.push_back(poisoned(host, bytes_of(t)));
+    t.data = result.memory.back().data();
+    for (const auto& [out, in] : shared) {
+      if (out != i) continue;
+      Tensor& source = call.tensor(in);
+      if (bytes_of(source) > 0) std::memcpy(t.data, source.data, bytes_of(source));
+      source = t;
+    }
+    result.outputs.push_back(
+        {std::string(schema.tensors[i].name), t, ends_with(schema.tensors[i].name, "_partial")});
+  }
+  call.check(Device::cpu, 0);
+
+  Context context = device == Device::cpu ? Context::cpu(threads) : Context::cuda(0, nullptr);
+  context.set_implementation(implementation);
+  std::vector<Buffer> on_device;
+  if (device == Device::cuda) {
+    for (size_t i = 0; i < schema.tensors.size(); ++i) {
+      Tensor& t = call.tensor(i);
+      if (!t.present()) continue;
+      const void* home = t.data;
+      t.device = Device::cuda;
+      bool done = false;
+      for (const auto& [out, in] : shared) {
+        if (out == i) {
+          t.data = call.tensor(in).data;
+          done = true;
+        }
+      }
+      if (done) continue;
+      on_device.emplace_back(context, bytes_of(t));
+      on_device.back().upload(home);
+      t.data = on_device.back().data();
+    }
+  }
+  const Buffer workspace(context, call.workspace_bytes(context));
+  context.set_workspace(workspace.data(), workspace.bytes());
+  call.run(context);
+  synchronize(context);
+  if (device == Device::cuda) {
+    for (OpResult::Output& output : result.outputs) {
+      const Tensor& t = call.tensor(static_cast<size_t>(schema.tensor_index(output.name, true)));
+      for (const Buffer& buffer : on_device) {
+        if (buffer.data() == t.data) buffer.download(output.tensor.data);
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace ehc::cli

@@ -1,0 +1,70 @@
+// Context: where an operator runs. A CPU context is a set of threads, a CUDA context a stream.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "ehc/export.h"
+#include "ehc/tensor.h"
+
+namespace ehc {
+
+// A thread pool of the caller's. `run(count, body)` calls body(0) ... body(count - 1), in any order
+// and on any threads, and returns when all are done. No bit of any result depends on it.
+class EHC_API Executor {
+ public:
+  virtual ~Executor() = default;
+  [[nodiscard]] virtual int concurrency() const = 0;
+  virtual void run(int64_t count, const std::function<void(int64_t)>& body) = 0;
+};
+
+// Not thread-safe: one context per calling thread. Cheap to copy (copies share threads).
+class EHC_API Context {
+ public:
+  // Own persistent pool; threads = 0 takes the number of usable cores, 1 runs on the caller.
+  static Context cpu(int threads = 0);
+  // The caller's threads.
+  static Context cpu(std::shared_ptr<Executor> executor);
+  // Work is enqueued on `stream` (a cudaStream_t; null is the legacy default stream).
+  // Throws Error{unavailable} when the build has no CUDA or the device is not there.
+  static Context cuda(int device_index, void* stream);
+
+  [[nodiscard]] Device device() const { return device_; }
+  [[nodiscard]] int device_index() const { return device_index_; }
+  [[nodiscard]] void* stream() const { return stream_; }
+  [[nodiscard]] Executor& executor() const { return *executor_; }
+
+  // Scratch memory on the context's device, which operators use and never grow. Ask an operator's
+  // `*_workspace` function how much it needs. The memory stays the caller's.
+  void set_workspace(void* data, size_t bytes);
+  [[nodiscard]] void* workspace() const { return workspace_; }
+  [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
+
+  // Restricts the choice of implementation, e.g. "reference", "cpu.avx2", or a family "cpu";
+  // empty lets the library choose. An implementation that refuses is then an error with its reason.
+  void set_implementation(std::string_view name) { implementation_ = name; }
+  [[nodiscard]] const std::string& implementation() const { return implementation_; }
+
+  // Receives one line per call: the implementation chosen and why earlier ones refused.
+  // The environment variable EHC_VERBOSE=1 installs one that writes to stderr.
+  using Log = std::function<void(std::string_view line)>;
+  void set_log(Log log) { log_ = std::move(log); }
+  [[nodiscard]] const Log& log() const { return log_; }
+
+ private:
+  Context() = default;
+  Device device_ = Device::cpu;
+  int device_index_ = 0;
+  void* stream_ = nullptr;
+  std::shared_ptr<Executor> executor_;
+  void* workspace_ = nullptr;
+  size_t workspace_bytes_ = 0;
+  std::string implementation_;
+  Log log_;
+};
+
+}  // namespace ehc

@@ -1,0 +1,54 @@
+"""NumPy reference of the operators, in double precision, written from the formulas alone.
+
+It is slow and plain on purpose: something to read, and something to compare a fast implementation
+with. Inputs are decoded exactly to float64, formulas are evaluated there, and every output is
+rounded once to its dtype (twice where an operator says so).
+
+    from engramhc import reference
+    outputs = reference.run("engram.fused_weight", {"weight_hidden": a, "weight_embed": b})
+
+Tensors carry their dtype (`dtypes.Tensor`); plain NumPy arrays of a type that NumPy knows are
+accepted too. Names of operators, tensors and attributes are those of `ehc op`.
+"""
+
+from __future__ import annotations
+
+from typing import Callable
+
+from . import addressing, conv, gate, layer, rows, text
+from .dtypes import Tensor, tensor
+
+_FUNCTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
+    "engram.token_map": text.token_map,
+    "engram.compress_ids": addressing.compress_ids,
+    "engram.window": addressing.window,
+    "engram.multipliers": addressing.multipliers,
+    "engram.primes": addressing.primes,
+    "engram.offsets": addressing.offsets,
+    "engram.hash": addressing.hash_rows,
+    "engram.gather_fwd": rows.gather_fwd,
+    "engram.dequant_rows": rows.dequant_rows,
+    "engram.quantize_rows": rows.quantize_rows,
+    "engram.gather_dequant": rows.gather_dequant,
+    "engram.kv_projection_fwd": rows.kv_projection_fwd,
+    "engram.fused_weight": gate.fused_weight,
+    "engram.gate_fwd": gate.gate_fwd,
+    "engram.conv_fwd": conv.conv_fwd,
+    "engram.layer_fwd": layer.layer_fwd,
+}
+
+
+def _operator(function: Callable[..., dict[str, Tensor]]):
+    def call(inputs: dict, attrs: dict) -> dict[str, Tensor]:
+        return function(**{name: tensor(array) for name, array in inputs.items()}, **attrs)
+
+    return call
+
+
+# Operator name -> callable(inputs, attrs) -> outputs.
+REFERENCE = {name: _operator(function) for name, function in _FUNCTIONS.items()}
+
+
+def run(name: str, inputs: dict | None = None, attrs: dict | None = None) -> dict[str, Tensor]:
+    """Runs one operator of the reference."""
+    return REFERENCE[name](inputs or {}, attrs or {})

@@ -1,0 +1,205 @@
+// simd.h for AVX-512 (x86-64-v4), with the BF16 conversion where the target has it.
+#pragma once
+
+#include <immintrin.h>
+
+#include "backends/cpu/simd_types.h"
+
+namespace ehc::simd::EHC_ISA {
+namespace {
+
+using Vec = __m512;
+inline constexpr int kLanes = 16;
+struct Pair {
+  Vec a, b;
+};
+
+EHC_SIMD Vec zero() { return _mm512_setzero_ps(); }
+EHC_SIMD Vec splat(float x) { return _mm512_set1_ps(x); }
+EHC_SIMD float first_lane(Vec x) { return _mm512_cvtss_f32(x); }
+EHC_SIMD Vec add(Vec x, Vec y) { return _mm512_add_ps(x, y); }
+EHC_SIMD Vec sub(Vec x, Vec y) { return _mm512_sub_ps(x, y); }
+EHC_SIMD Vec mul(Vec x, Vec y) { return _mm512_mul_ps(x, y); }
+EHC_SIMD Vec div(Vec x, Vec y) { return _mm512_div_ps(x, y); }
+EHC_SIMD Vec fma(Vec x, Vec y, Vec z) { return _mm512_fmadd_ps(x, y, z); }
+EHC_SIMD Vec minus_magnitude(Vec x) { return _mm512_or_ps(x, splat(-0.0f)); }
+// The instructions return their second operand when either is NaN.
+EHC_SIMD Vec max_keep_nan(Vec bound, Vec x) { return _mm512_max_ps(bound, x); }
+EHC_SIMD Vec min_keep_nan(Vec bound, Vec x) { return _mm512_min_ps(bound, x); }
+// Lanes of `x` with the sign bit set take `negative`.
+EHC_SIMD Vec select_negative(Vec x, Vec negative, Vec positive) {
+  return _mm512_mask_mov_ps(positive, _mm512_movepi32_mask(_mm512_castps_si512(x)), negative);
+}
+// x * 2^k
+EHC_SIMD Vec scale_by_power(Vec x, Vec k, Vec) { return _mm512_scalef_ps(x, k); }
+
+EHC_SIMD float reduce_add(Vec x) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+
+EHC_SIMD void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+// Orders streaming stores before whatever tells other threads that the output is there.
+EHC_SIMD void stream_fence() { _mm_sfence(); }
+
+EHC_SIMD uint32_t first_lanes(int count) {  // count <= 32
+  return count >= 32 ? ~0u : (1u << count) - 1;
+}
+
+// --- fp32 ---
+
+EHC_SIMD Pair to_bf16_order(Pair x) {
+  return {_mm512_shuffle_f32x4(x.a, x.b, 0x88), _mm512_shuffle_f32x4(x.a, x.b, 0xdd)};
+}
+
+EHC_SIMD Pair from_bf16_order(Pair x) {
+  const Vec low = _mm512_shuffle_f32x4(x.a, x.b, 0x44);
+  const Vec high = _mm512_shuffle_f32x4(x.a, x.b, 0xee);
+  return {_mm512_shuffle_f32x4(low, low, 0xd8), _mm512_shuffle_f32x4(high, high, 0xd8)};
+}
+
+EHC_SIMD Pair load(const float* p) { return {_mm512_loadu_ps(p), _mm512_loadu_ps(p + 16)}; }
+
+EHC_SIMD Pair load_tail(const float* p, int count) {
+  const uint32_t lanes = first_lanes(count);
+  const auto low = static_cast<__mmask16>(lanes), high = static_cast<__mmask16>(lanes >> 16);
+  return {_mm512_maskz_loadu_ps(low, p), _mm512_maskz_loadu_ps(high, p + 16)};
+}
+
+EHC_SIMD void store(float* p, Pair x) {
+  _mm512_storeu_ps(p, x.a);
+  _mm512_storeu_ps(p + 16, x.b);
+}
+
+EHC_SIMD void store_tail(float* p, Pair x, int count) {
+  const uint32_t lanes = first_lanes(count);
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>(lanes), x.a);
+  _mm512_mask_storeu_ps(p + 16, static_cast<__mmask16>(lanes >> 16), x.b);
+}
+
+EHC_SIMD void stream(float* p, Pair x) {
+  _mm512_stream_ps(p, x.a);
+  _mm512_stream_ps(p + 16, x.b);
+}
+
+// --- bf16 ---
+
+EHC_SIMD Pair widen_bf16(__m512i x) {
+  const __m512i none = _mm512_setzero_si512();
+  return {_mm512_castsi512_ps(_mm512_unpacklo_epi16(none, x)),
+          _mm512_castsi512_ps(_mm512_unpackhi_epi16(none, x))};
+}
+
+EHC_SIMD Pair load(const Bf16* p) { return widen_bf16(_mm512_loadu_si512(p)); }
+
+EHC_SIMD Pair load_tail(const Bf16* p, int count) {
+  return widen_bf16(_mm512_maskz_loadu_epi16(first_lanes(count), p));
+}
+
+// The upper 16 bits are those of the nearest bf16; not for NaN.
+EHC_SIMD __m512i round_to_upper_half(Vec x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  const __m512i sum = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  return _mm512_mask_add_epi32(sum, odd, sum, _mm512_set1_epi32(1));
+}
+
+EHC_SIMD __m512i narrow_bf16_by_integers(Pair x) {
+  __m512i a = round_to_upper_half(x.a), b = round_to_upper_half(x.b);
+  if (_mm512_cmp_ps_mask(x.a, x.b, _CMP_UNORD_Q)) [[unlikely]] {
+    const __m512i quiet = _mm512_set1_epi32(0x400000);
+    a = _mm512_mask_or_epi32(a, _mm512_cmp_ps_mask(x.a, x.a, _CMP_UNORD_Q),
+                             _mm512_castps_si512(x.a), quiet);
+    b = _mm512_mask_or_epi32(b, _mm512_cmp_ps_mask(x.b, x.b, _CMP_UNORD_Q),
+                             _mm512_castps_si512(x.b), quiet);
+  }
+  return _mm512_packus_epi32(_mm512_srli_epi32(a, 16), _mm512_srli_epi32(b, 16));
+}
+
+EHC_SIMD __m512i narrow_bf16(Pair x) {
+#if defined(__AVX512BF16__)
+  // The instruction takes subnormals for zero.
+  constexpr int kSubnormal = 0x20;
+  if (!(_mm512_fpclass_ps_mask(x.a, kSubnormal) | _mm512_fpclass_ps_mask(x.b, kSubnormal)))
+      [[likely]] {
+    const __m512bh packed = _mm512_cvtne2ps_pbh(x.b, x.a);
+    __m512i bits;
+    std::memcpy(&bits, &packed, sizeof bits);
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), bits);
+  }
+#endif
+  return narrow_bf16_by_integers(x);
+}
+
+EHC_SIMD void store(Bf16* p, Pair x) { _mm512_storeu_si512(p, narrow_bf16(x)); }
+
+EHC_SIMD void store_tail(Bf16* p, Pair x, int count) {
+  _mm512_mask_storeu_epi16(p, first_lanes(count), narrow_bf16(x));
+}
+
+EHC_SIMD void stream(Bf16* p, Pair x) {
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(p), narrow_bf16(x));
+}
+
+// --- fp16 ---
+
+EHC_SIMD Pair widen_f16(__m512i x) {
+  return {_mm512_cvtph_ps(_mm512_castsi512_si256(x)),
+          _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1))};
+}
+
+EHC_SIMD Pair load(const F16* p) { return widen_f16(_mm512_loadu_si512(p)); }
+
+EHC_SIMD Pair load_tail(const F16* p, int count) {
+  return widen_f16(_mm512_maskz_loadu_epi16(first_lanes(count), p));
+}
+
+EHC_SIMD __m512i narrow_f16(Pair x) {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(x.a, kNearest)),
+                            _mm512_cvtps_ph(x.b, kNearest), 1);
+}
+
+EHC_SIMD void store(F16* p, Pair x) { _mm512_storeu_si512(p, narrow_f16(x)); }
+
+EHC_SIMD void store_tail(F16* p, Pair x, int count) {
+  _mm512_mask_storeu_epi16(p, first_lanes(count), narrow_f16(x));
+}
+
+EHC_SIMD void stream(F16* p, Pair x) {
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(p), narrow_f16(x));
+}
+
+// --- fp32 rows in the order of A ---
+
+template <class A>
+EHC_SIMD Pair load_f32(const float* p) {
+  return load(p);
+}
+template <>
+EHC_SIMD Pair load_f32<Bf16>(const float* p) {
+  return to_bf16_order(load(p));
+}
+
+template <class A>
+EHC_SIMD Pair load_f32_tail(const float* p, int count) {
+  return load_tail(p, count);
+}
+template <>
+EHC_SIMD Pair load_f32_tail<Bf16>(const float* p, int count) {
+  return to_bf16_order(load_tail(p, count));
+}
+
+template <class A>
+EHC_SIMD Pair natural_order(Pair x) {
+  return x;
+}
+template <>
+EHC_SIMD Pair natural_order<Bf16>(Pair x) {
+  return from_bf16_order(x);
+}
+
+}  // namespace
+}  // namespace ehc::simd::EHC_ISA

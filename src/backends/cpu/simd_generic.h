@@ -1,0 +1,187 @@
+// simd.h in plain loops, for processors without a header of their own.
+#pragma once
+
+#include "backends/cpu/simd_types.h"
+
+namespace ehc::simd::EHC_ISA {
+namespace {
+
+inline constexpr int kLanes = 8;
+struct Vec {
+  float lane[kLanes];
+};
+struct Pair {
+  Vec a, b;
+};
+
+template <class F>
+EHC_SIMD Vec each_lane(F&& f) {
+  Vec result;
+  for (int i = 0; i < kLanes; ++i) result.lane[i] = f(i);
+  return result;
+}
+
+// a * b + c with one rounding. Without the instruction the product is exact in double and the sum
+// is rounded to odd there, after which rounding to float is right (53 >= 2 * 24 + 2 bits).
+EHC_SIMD float fma_once(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  const double product = static_cast<double>(a) * b;
+  double sum = product + c;
+  const double back = sum - product;
+  const double error = (product - (sum - back)) + (c - back);
+  if (error > 0 || error < 0) {
+    int64_t bits;
+    std::memcpy(&bits, &sum, sizeof bits);
+    if (bits % 2 == 0) bits += (error > 0) == (sum > 0) ? 1 : -1;
+    std::memcpy(&sum, &bits, sizeof bits);
+  }
+  return static_cast<float>(sum);
+#endif
+}
+
+EHC_SIMD Vec splat(float x) {
+  return each_lane([&](int) { return x; });
+}
+EHC_SIMD Vec zero() { return splat(0.0f); }
+EHC_SIMD float first_lane(Vec x) { return x.lane[0]; }
+EHC_SIMD Vec add(Vec x, Vec y) {
+  return each_lane([&](int i) { return x.lane[i] + y.lane[i]; });
+}
+EHC_SIMD Vec sub(Vec x, Vec y) {
+  return each_lane([&](int i) { return x.lane[i] - y.lane[i]; });
+}
+EHC_SIMD Vec mul(Vec x, Vec y) {
+  return each_lane([&](int i) { return x.lane[i] * y.lane[i]; });
+}
+EHC_SIMD Vec div(Vec x, Vec y) {
+  return each_lane([&](int i) { return x.lane[i] / y.lane[i]; });
+}
+EHC_SIMD Vec fma(Vec x, Vec y, Vec z) {
+  return each_lane([&](int i) { return fma_once(x.lane[i], y.lane[i], z.lane[i]); });
+}
+EHC_SIMD Vec minus_magnitude(Vec x) {
+  return each_lane([&](int i) { return float_of(bits_of(x.lane[i]) | 0x80000000u); });
+}
+EHC_SIMD Vec max_keep_nan(Vec bound, Vec x) {
+  return each_lane([&](int i) { return bound.lane[i] > x.lane[i] ? bound.lane[i] : x.lane[i]; });
+}
+EHC_SIMD Vec min_keep_nan(Vec bound, Vec x) {
+  return each_lane([&](int i) { return bound.lane[i] < x.lane[i] ? bound.lane[i] : x.lane[i]; });
+}
+// Lanes of `x` with the sign bit set take `negative`.
+EHC_SIMD Vec select_negative(Vec x, Vec negative, Vec positive) {
+  return each_lane(
+      [&](int i) { return bits_of(x.lane[i]) >> 31 ? negative.lane[i] : positive.lane[i]; });
+}
+
+// x * 2^k in two steps, so that a subnormal result is rounded once. `shifted` holds the integer k
+// in its low bits.
+EHC_SIMD Vec scale_by_power(Vec x, Vec, Vec shifted) {
+  return each_lane([&](int i) {
+    const auto k = static_cast<int32_t>(bits_of(shifted.lane[i]) - 0x4b400000u);  // 1.5 * 2^23
+    const int32_t half = k >> 1, rest = k - half;
+    const float first = float_of((static_cast<uint32_t>(half) + 127u) << 23);
+    const float second = float_of((static_cast<uint32_t>(rest) + 127u) << 23);
+    return x.lane[i] * first * second;
+  });
+}
+
+EHC_SIMD float reduce_add(Vec x) {
+  static_assert(kLanes == 8);
+  float sum[4];
+  for (int i = 0; i < 4; ++i) sum[i] = x.lane[i] + x.lane[i + 4];
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
+EHC_SIMD void prefetch(const void* p) { __builtin_prefetch(p); }
+EHC_SIMD void stream_fence() {}
+
+// --- one element ---
+
+EHC_SIMD float widen(float x) { return x; }
+EHC_SIMD float widen(Bf16 x) { return float_of(static_cast<uint32_t>(x.bits) << 16); }
+EHC_SIMD float widen(F16 x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
+  const uint32_t exponent = x.bits >> 10 & 31u, fraction = x.bits & 1023u;
+  if (exponent == 31) {  // inf or NaN, made quiet
+    return float_of(sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0u));
+  }
+  if (exponent == 0) {  // zero or subnormal: fraction * 2^-24, exact
+    const float size = static_cast<float>(fraction) * 0x1p-24f;
+    return float_of(bits_of(size) | sign);
+  }
+  return float_of(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+EHC_SIMD void narrow(float x, float* p) { *p = x; }
+
+EHC_SIMD void narrow(float x, Bf16* p) {
+  const uint32_t bits = bits_of(x);
+  const uint32_t rounded = x != x ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u);
+  p->bits = static_cast<uint16_t>(rounded >> 16);
+}
+
+EHC_SIMD void narrow(float x, F16* p) {
+  const uint32_t sign = bits_of(x) >> 31, size = bits_of(x) & 0x7fffffffu;
+  uint32_t half;
+  if (size > 0x7f800000u) {  // NaN
+    half = 0x7e00u | (size >> 13 & 1023u);
+  } else if (size >= 0x477ff000u) {  // rounds to 65536 or beyond
+    half = 0x7c00u;
+  } else if (size < 0x38800000u) {  // below 2^-14: adding 0.5 rounds to a multiple of 2^-24
+    half = bits_of(float_of(size) + 0.5f) - 0x3f000000u;
+  } else {
+    half = (size + 0xfffu + (size >> 13 & 1u) - 0x38000000u) >> 13;
+  }
+  p->bits = static_cast<uint16_t>(sign << 15 | half);
+}
+
+// --- rows; every type in natural order ---
+
+template <class A>
+EHC_SIMD Pair load(const A* p) {
+  return {each_lane([&](int i) { return widen(p[i]); }),
+          each_lane([&](int i) { return widen(p[kLanes + i]); })};
+}
+
+template <class A>
+EHC_SIMD Pair load_tail(const A* p, int count) {
+  return {each_lane([&](int i) { return i < count ? widen(p[i]) : 0.0f; }),
+          each_lane([&](int i) { return kLanes + i < count ? widen(p[kLanes + i]) : 0.0f; })};
+}
+
+template <class A>
+EHC_SIMD void store_tail(A* p, Pair x, int count) {
+  for (int i = 0; i < count; ++i) narrow(i < kLanes ? x.a.lane[i] : x.b.lane[i - kLanes], p + i);
+}
+
+template <class A>
+EHC_SIMD void store(A* p, Pair x) {
+  for (int i = 0; i < kLanes; ++i) narrow(x.a.lane[i], p + i);
+  for (int i = 0; i < kLanes; ++i) narrow(x.b.lane[i], p + kLanes + i);
+}
+
+template <class A>
+EHC_SIMD void stream(A* p, Pair x) {
+  store(p, x);
+}
+
+template <class A>
+EHC_SIMD Pair load_f32(const float* p) {
+  return load(p);
+}
+
+template <class A>
+EHC_SIMD Pair load_f32_tail(const float* p, int count) {
+  return load_tail(p, count);
+}
+
+template <class A>
+EHC_SIMD Pair natural_order(Pair x) {
+  return x;
+}
+
+}  // namespace
+}  // namespace ehc::simd::EHC_ISA

@@ -1,0 +1,24 @@
+// What the rest of the library asks of CUDA. A build without nvcc has the same functions, which
+// answer Error{unavailable}.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace ehc::cuda_support {
+
+// Throws Error{unavailable} unless the build has CUDA and device `index` is there.
+void require_device(int index);
+// Name and compute capability, e.g. "NVIDIA H200, sm_90"; throws like require_device.
+std::string describe_device(int index);
+int device_count();  // 0 without CUDA
+
+void* allocate(int index, size_t bytes);
+void release(int index, void* data) noexcept;
+void copy_to_device(int index, void* to, const void* from, size_t bytes);
+void copy_to_host(int index, void* to, const void* from, size_t bytes);
+void synchronize(int index, void* stream);
+// A whole-device copy of `bytes` bytes, repeated: seconds of the best one (for ceilings).
+double time_copy(int index, size_t bytes);
+
+}  // namespace ehc::cuda_support

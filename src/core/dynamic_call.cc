@@ -1,0 +1,211 @@
+#include "core/dynamic_call.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstring>
+
+namespace ehc {
+
+namespace {
+
+std::string type_text(const AttributeSpec& a) {
+  switch (a.type) {
+    case AttributeType::integer:
+      return "an integer";
+    case AttributeType::real:
+      return "a number";
+    case AttributeType::boolean:
+      return "true or false";
+    case AttributeType::choice:
+      return "one of " + std::string(a.choices);
+    case AttributeType::integers:
+      return "integers separated by commas";
+  }
+  return {};
+}
+
+template <class T>
+bool parse_number(std::string_view text, T& out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty();
+}
+
+}  // namespace
+
+DynamicCall::DynamicCall(const Operator& op) : op_(op), params_(op.params_size) {
+  op_.construct(params_.data());
+  for (const AttributeSpec& a : schema().attributes) call_values_.push_back(a.call_default);
+}
+
+Arguments DynamicCall::arguments() const {
+  return {const_cast<std::byte*>(params_.data()), call_values_.data()};
+}
+
+std::vector<std::byte> DynamicCall::copy() const { return params_; }
+
+Tensor& DynamicCall::tensor(size_t index) const {
+  return schema().tensors[index].access(arguments().params);
+}
+
+void DynamicCall::set_tensor(std::string_view name, const Tensor& t, bool output) {
+  const int index = schema().tensor_index(name, output);
+  if (index < 0) {
+    std::string known;
+    for (const TensorSpec& s : schema().tensors) {
+      if (s.is_output == output) known += (known.empty() ? "" : " ") + std::string(s.name);
+    }
+    fail_tensor(
+        schema(), name,
+        std::string(output ? "outputs" : "inputs") + " named " + (known.empty() ? "none" : known),
+        std::string(name));
+  }
+  tensor(static_cast<size_t>(index)) = t;
+}
+
+void DynamicCall::set_input(std::string_view name, const Tensor& t) { set_tensor(name, t, false); }
+void DynamicCall::set_output(std::string_view name, const Tensor& t) { set_tensor(name, t, true); }
+
+const AttributeSpec& DynamicCall::spec(std::string_view name, size_t& index) const {
+  const int found = schema().attribute_index(name);
+  if (found < 0) {
+    std::string known;
+    for (const AttributeSpec& a : schema().attributes) {
+      known += (known.empty() ? "" : " ") + std::string(a.name);
+    }
+    fail_attribute(schema(), name, "attributes named " + (known.empty() ? "none" : known),
+                   std::string(name));
+  }
+  index = static_cast<size_t>(found);
+  return schema().attributes[index];
+}
+
+void DynamicCall::store(size_t index, AttributeValue value) {
+  value.present = true;
+  const AttributeSpec& a = schema().attributes[index];
+  if (a.set != nullptr) {
+    a.set(params_.data(), value);
+  } else {
+    call_values_[index] = value;
+  }
+}
+
+void DynamicCall::set_attribute(std::string_view name, int64_t value) {
+  size_t index = 0;
+  const AttributeSpec& a = spec(name, index);
+  if (a.type == AttributeType::real) {
+    store(index, {.real = static_cast<double>(value)});
+  } else if (a.type == AttributeType::integer) {
+    store(index, {.integer = value});
+  } else if (a.type == AttributeType::integers) {
+    set_attribute(name, std::vector<int64_t>{value});
+  } else {
+    fail_attribute(schema(), name, type_text(a), std::to_string(value));
+  }
+}
+
+void DynamicCall::set_attribute(std::string_view name, double value) {
+  size_t index = 0;
+  const AttributeSpec& a = spec(name, index);
+  if (a.type != AttributeType::real) {
+    fail_attribute(schema(), name, type_text(a), std::to_string(value));
+  }
+  store(index, {.real = value});
+}
+
+void DynamicCall::set_attribute(std::string_view name, bool value) {
+  size_t index = 0;
+  const AttributeSpec& a = spec(name, index);
+  if (a.type != AttributeType::boolean) {
+    fail_attribute(schema(), name, type_text(a), value ? "true" : "false");
+  }
+  store(index, {.integer = value ? 1 : 0});
+}
+
+void DynamicCall::set_attribute(std::string_view name, const std::vector<int64_t>& value) {
+  size_t index = 0;
+  const AttributeSpec& a = spec(name, index);
+  if (a.type != AttributeType::integers) {
+    fail_attribute(schema(), name, type_text(a), "a list of " + std::to_string(value.size()));
+  }
+  lists_.push_back(value);
+  lists_.back().reserve(1);  // an empty list is a value too: its pointer must not be null
+  store(index, {.integers = {lists_.back().data(), value.size()}});
+}
+
+void DynamicCall::set_attribute_text(std::string_view name, std::string_view text) {
+  size_t index = 0;
+  const AttributeSpec& a = spec(name, index);
+  const auto malformed = [&] {
+    fail_attribute(schema(), name, type_text(a), "'" + std::string(text) + "'");
+  };
+  AttributeValue value;
+  switch (a.type) {
+    case AttributeType::integer:
+      if (!parse_number(text, value.integer)) malformed();
+      break;
+    case AttributeType::real:
+      if (!parse_number(text, value.real)) malformed();
+      break;
+    case AttributeType::boolean:
+      if (text != "true" && text != "false") malformed();
+      value.integer = text == "true" ? 1 : 0;
+      break;
+    case AttributeType::choice:
+      value.integer = choice_index(a.choices, text);
+      if (value.integer < 0) malformed();
+      break;
+    case AttributeType::integers: {
+      std::vector<int64_t> list;
+      std::string_view rest = text;
+      while (!text.empty()) {
+        const size_t comma = rest.find(',');
+        int64_t item = 0;
+        if (!parse_number(rest.substr(0, comma), item)) malformed();
+        list.push_back(item);
+        if (comma == std::string_view::npos) break;
+        rest = rest.substr(comma + 1);
+      }
+      set_attribute(name, list);
+      return;
+    }
+  }
+  store(index, value);
+}
+
+std::vector<Tensor> DynamicCall::outputs() {
+  const Bound bound = bind_inputs(schema(), arguments(), op_.derive);
+  std::vector<Tensor> made(schema().tensors.size());
+  for (size_t i = 0; i < made.size(); ++i) {
+    if (schema().tensors[i].is_output) made[i] = infer_output(schema(), arguments(), bound, i);
+  }
+  return made;
+}
+
+std::vector<std::pair<size_t, size_t>> DynamicCall::shared_memory() const {
+  std::vector<std::pair<size_t, size_t>> pairs;
+  const int flag = schema().attribute_index("inplace");
+  if (flag < 0 || call_values_[static_cast<size_t>(flag)].integer == 0) return pairs;
+  for (size_t i = 0; i < schema().tensors.size(); ++i) {
+    const TensorSpec& s = schema().tensors[i];
+    if (s.is_output && s.alias_index >= 0)
+      pairs.emplace_back(i, static_cast<size_t>(s.alias_index));
+  }
+  return pairs;
+}
+
+void DynamicCall::check(Device device, int device_index) {
+  std::vector<std::byte> params = copy();
+  check_call(op_, {params.data(), call_values_.data()}, device, device_index);
+}
+
+void DynamicCall::run(Context& context) {
+  std::vector<std::byte> params = copy();
+  invoke(op_, context, {params.data(), call_values_.data()});
+}
+
+size_t DynamicCall::workspace_bytes(const Context& context) {
+  std::vector<std::byte> params = copy();
+  return ehc::workspace_bytes(op_, context, {params.data(), call_values_.data()});
+}
+
+}  // namespace ehc

@@ -1,0 +1,59 @@
+// A call by names: what `ehc op`, the C ABI, the cases and the fuzzer share. Holds a parameter
+// struct and the values of call-only attributes.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/operator.h"
+
+namespace ehc {
+
+class DynamicCall {
+ public:
+  explicit DynamicCall(const Operator& op);
+
+  [[nodiscard]] const Operator& op() const { return op_; }
+  [[nodiscard]] const Schema& schema() const { return op_.schema; }
+
+  // Names that the table does not have and values of another type throw Error{contract}.
+  void set_input(std::string_view name, const Tensor& tensor);
+  void set_output(std::string_view name, const Tensor& tensor);
+  void set_attribute(std::string_view name, int64_t value);
+  void set_attribute(std::string_view name, double value);
+  void set_attribute(std::string_view name, bool value);
+  void set_attribute(std::string_view name, const std::vector<int64_t>& value);
+  // The command line's form: parsed by the attribute's type ("1e-6", "true", "1,14", "slot").
+  void set_attribute_text(std::string_view name, std::string_view text);
+
+  [[nodiscard]] Tensor& tensor(size_t index) const;
+
+  // Checks attributes and inputs, and returns by tensor index the outputs that this call makes
+  // (shape and dtype, no data); all others are absent.
+  std::vector<Tensor> outputs();
+  // Pairs {output, input} that must share memory because attribute `inplace` is set.
+  [[nodiscard]] std::vector<std::pair<size_t, size_t>> shared_memory() const;
+
+  // The whole front-door check of bound inputs and outputs, without running anything.
+  void check(Device device, int device_index);
+  void run(Context& context);
+  size_t workspace_bytes(const Context& context);
+
+ private:
+  void set_tensor(std::string_view name, const Tensor& tensor, bool output);
+  const AttributeSpec& spec(std::string_view name, size_t& index) const;
+  void store(size_t index, AttributeValue value);
+  [[nodiscard]] Arguments arguments() const;
+  // The struct as the caller sees it; a run works on a copy, since checks flatten tensors.
+  [[nodiscard]] std::vector<std::byte> copy() const;
+
+  const Operator& op_;
+  std::vector<std::byte> params_;
+  std::vector<AttributeValue> call_values_;
+  std::deque<std::vector<int64_t>> lists_;  // what integer lists point into
+};
+
+}  // namespace ehc

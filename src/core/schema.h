@@ -1,0 +1,249 @@
+// One table per operator: names, dtypes, shapes and attributes of its parameter struct. Checks,
+// `ehc op`, the C ABI, Python, fuzzing and the docs all read it; nothing repeats it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+#include "core/shape_expression.h"
+#include "ehc/dtype.h"
+#include "ehc/tensor.h"
+
+namespace ehc {
+
+// --- dtypes ------------------------------------------------------------------------------------
+
+using DTypeSet = uint16_t;  // bit i: static_cast<DType>(i)
+constexpr DTypeSet set_of(DType type) {
+  return static_cast<DTypeSet>(1U << static_cast<unsigned>(type));
+}
+constexpr bool contains(DTypeSet set, DType type) { return (set & set_of(type)) != 0; }
+
+inline constexpr DTypeSet kActivationTypes =
+    set_of(DType::f32) | set_of(DType::f16) | set_of(DType::bf16);
+inline constexpr DTypeSet kWeightTypes = set_of(DType::f32) | set_of(DType::bf16);
+
+// --- attributes --------------------------------------------------------------------------------
+
+enum class AttributeType : uint8_t { integer, real, boolean, choice, integers };
+
+struct AttributeValue {
+  bool present = false;
+  int64_t integer = 0;  // also boolean (0, 1) and choice (position)
+  double real = 0;
+  std::span<const int64_t> integers{};
+};
+
+// --- conditions ---------------------------------------------------------------------------------
+
+// "save|mode=stats", "!kv", "conv_weight": alternatives of one term each. A term names a tensor
+// (present?), a boolean attribute (true?) or a choice (attribute=value).
+struct ConditionTerm {
+  enum Kind : uint8_t { tensor, attribute };
+  Kind kind = tensor;
+  uint8_t index = 0;
+  uint8_t value = 1;
+  bool negated = false;
+};
+struct Condition {
+  std::array<ConditionTerm, 3> any{};
+  uint8_t count = 0;  // 0: always
+};
+
+// --- specifications ------------------------------------------------------------------------------
+
+enum class DTypeRule : uint8_t {
+  fixed,       // one of a list
+  activation,  // A: one type per call
+  given,       // X: decided by an attribute or copied from a tensor (`dtype_source`)
+};
+
+struct TensorSpec {
+  std::string_view name;
+  std::string_view pattern;  // as written, e.g. "A[T,n,d]"
+  Shape shape{};
+  DTypeSet dtypes = 0;
+  DTypeRule dtype_rule = DTypeRule::fixed;
+  bool is_output = false;
+  bool is_optional = false;
+  bool is_packed = false;         // must be contiguous
+  std::string_view dtype_source;  // for DTypeRule::given
+  std::string_view condition_text;
+  std::string_view alias;         // input that an output may be, pointer for pointer
+  std::string_view other_layout;  // "attribute=value": the shape `second_shape` applies
+  Shape second_shape{};
+  Condition condition{};
+  Condition second_condition{};
+  int8_t alias_index = -1;
+  bool dtype_source_is_attribute = false;
+  uint8_t dtype_source_index = 0;
+  Tensor& (*access)(void* params) = nullptr;
+
+  constexpr TensorSpec optional() const {
+    return with([](TensorSpec& s) { s.is_optional = true; });
+  }
+  // The tensor must be contiguous: parameters and small tables.
+  constexpr TensorSpec packed() const {
+    return with([](TensorSpec& s) { s.is_packed = true; });
+  }
+  constexpr TensorSpec may_alias(std::string_view input) const {
+    return with([&](TensorSpec& s) { s.alias = input; });
+  }
+  // The dtype X comes from this attribute (a choice of dtype or tensor names) or tensor.
+  constexpr TensorSpec dtype_from(std::string_view source) const {
+    return with([&](TensorSpec& s) { s.dtype_source = source; });
+  }
+  // Another layout of the same output under "attribute=value".
+  constexpr TensorSpec or_shape(std::string_view when, std::string_view pattern_text) const {
+    return with([&](TensorSpec& s) {
+      s.other_layout = when;
+      s.second_shape = parse::shape(pattern_text);
+    });
+  }
+
+ private:
+  template <class F>
+  constexpr TensorSpec with(F change) const {
+    TensorSpec copy = *this;
+    change(copy);
+    return copy;
+  }
+};
+
+struct AttributeSpec {
+  std::string_view name;
+  AttributeType type = AttributeType::integer;
+  std::string_view choices;        // "add/value/stats"
+  std::string_view required_text;  // condition under which a value is required
+  std::string_view computed;       // text of a computed default, e.g. "sqrt(hd)"
+  std::string_view binds_text;     // expression that the value (or the list's length) fixes
+  double least = -std::numeric_limits<double>::infinity();
+  double most = std::numeric_limits<double>::infinity();
+  bool least_is_open = false;  // least < value instead of least <= value
+  bool has_range = false;
+  bool required_unless = false;  // required_text is a "without"
+  // A call-only attribute has no member: it tells `ehc op` and the C ABI which outputs to make,
+  // which the C++ caller says by the tensors themselves.
+  bool call_only = false;
+  AttributeValue call_default{};
+  Condition required{};
+  Expression binds{};
+  AttributeValue (*get)(const void* params) = nullptr;
+  void (*set)(void* params, const AttributeValue& value) = nullptr;
+
+  constexpr AttributeSpec positive() const { return at(0, kInfinity, true); }
+  constexpr AttributeSpec at_least(double low) const { return at(low, kInfinity, false); }
+  constexpr AttributeSpec between(double low, double high) const { return at(low, high, false); }
+  constexpr AttributeSpec required_with(std::string_view input) const {
+    return with([&](AttributeSpec& s) { s.required_text = input; });
+  }
+  constexpr AttributeSpec required_without(std::string_view input) const {
+    return with([&](AttributeSpec& s) {
+      s.required_text = input;
+      s.required_unless = true;
+    });
+  }
+  constexpr AttributeSpec computed_default(std::string_view text) const {
+    return with([&](AttributeSpec& s) { s.computed = text; });
+  }
+  // The value (for a list: its length) equals this expression.
+  constexpr AttributeSpec fixes(std::string_view expression_text) const {
+    return with([&](AttributeSpec& s) {
+      s.binds_text = expression_text;
+      s.binds = parse::expression(expression_text);
+    });
+  }
+
+ private:
+  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr AttributeSpec at(double low, double high, bool open) const {
+    return with([&](AttributeSpec& s) {
+      s.least = low;
+      s.most = high;
+      s.least_is_open = open;
+      s.has_range = true;
+    });
+  }
+  template <class F>
+  constexpr AttributeSpec with(F change) const {
+    AttributeSpec copy = *this;
+    change(copy);
+    return copy;
+  }
+};
+
+// "kv | key value": exactly one side is present, whole. "dot alpha ?": all or none.
+struct GroupSpec {
+  enum Kind : uint8_t { one_of, all_or_none };
+  Kind kind = one_of;
+  std::string_view text;
+  std::array<uint8_t, 8> first{};
+  std::array<uint8_t, 8> second{};
+  uint8_t first_count = 0;
+  uint8_t second_count = 0;
+};
+
+// A symbol that has a fixed value while a tensor is absent (one sequence without cu_seqlens).
+struct SymbolDefault {
+  std::string_view symbol_name;
+  int64_t value = 1;
+  std::string_view unless_tensor;
+  Symbol index = 0;
+  uint8_t tensor_index = 0;
+};
+
+// --- the schema ----------------------------------------------------------------------------------
+
+inline constexpr size_t kMaxTensors = 48;
+inline constexpr size_t kMaxAttributes = 16;
+inline constexpr size_t kMaxGroups = 8;
+
+// Everything known about an operator's arguments. `summary` is its line in the docs.
+struct Schema {
+  std::string_view name;
+  std::string_view section;
+  std::string_view summary;
+  std::span<const TensorSpec> tensors;
+  std::span<const AttributeSpec> attributes;
+  std::span<const GroupSpec> groups;
+  std::span<const SymbolDefault> defaults;
+  uint32_t symbols = 0;  // all symbols that the table mentions
+  bool flattens = true;  // leading dimensions may stand for T
+
+  [[nodiscard]] int tensor_index(std::string_view tensor_name, bool output) const {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].name == tensor_name && tensors[i].is_output == output) {
+        return static_cast<int>(i);
+      }
+    }
+    return -1;
+  }
+  [[nodiscard]] int attribute_index(std::string_view attribute_name) const {
+    for (size_t i = 0; i < attributes.size(); ++i) {
+      if (attributes[i].name == attribute_name) return static_cast<int>(i);
+    }
+    return -1;
+  }
+};
+
+// The position of `value` in "a/b/c", or -1.
+constexpr int choice_index(std::string_view choices, std::string_view value) {
+  for (int i = 0;; ++i) {
+    const size_t slash = choices.find('/');
+    if (choices.substr(0, slash) == value) return i;
+    if (slash == std::string_view::npos) return -1;
+    choices = choices.substr(slash + 1);
+  }
+}
+
+constexpr std::string_view choice_name(std::string_view choices, int64_t index) {
+  for (; index > 0; --index) choices = choices.substr(choices.find('/') + 1);
+  return choices.substr(0, choices.find('/'));
+}
+
+}  // namespace ehc

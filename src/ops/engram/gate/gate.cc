@@ -1,0 +1,126 @@
+#include "ehc/engram/gate.h"
+
+#include <algorithm>
+
+#include "backends/cpu/cache.h"
+#include "backends/cpu/isa.h"
+#include "core/parallel.h"
+#include "core/registry.h"
+#include "ops/engram/gate/gate_args.h"
+#include "ops/engram/kv_group.h"
+
+namespace ehc::engram {
+
+void gate_fwd_reference(const GateForwardArgs& args, int64_t begin, int64_t end);
+void gate_fwd_reference_f32(const GateForwardArgs& args, int64_t begin, int64_t end);
+
+namespace {
+
+using P = GateForward;
+
+constexpr auto kTable = table(
+    "engram.gate_fwd", "1.9", "gate between residual streams and the looked-up value",
+    in<&P::residual>("residual", "A[T,n,d]"), kv_group<P>(),
+    in<&P::weight_fused>("weight_fused", "F32[n,d]"),
+    in<&P::image_token_mask>("image_token_mask", "BOOL[T]").optional().packed(),
+    attribute<&P::eps>("eps").positive(), attribute<&P::clamp>("clamp").positive(),
+    call_flag("save"), call_flag("inplace"), attribute<&P::mode>("mode", "add/value/stats"),
+    out<&P::out>("out", "A[T,n,d]", "mode=add|mode=value").may_alias("residual"),
+    out<&P::dot>("dot", "F32[T,n]", "save"), out<&P::alpha>("alpha", "F32[T,n]", "save|mode=stats"),
+    out<&P::rstd_residual>("rstd_residual", "F32[T,n]", "save"),
+    out<&P::rstd_key>("rstd_key", "F32[T,n]", "save"),
+    out<&P::value_mean_square>("value_mean_square", "F32[T]", "mode=stats"),
+    all_or_none("dot rstd_residual rstd_key"));
+
+void check_saving(const Schema& schema, const Bound&, const void* params) {
+  const P& p = *static_cast<const P*>(params);
+  if (p.mode != P::Mode::stats && p.dot.present() != p.alpha.present()) {
+    fail_tensor(schema, "alpha",
+                p.dot ? "F32[T,n] beside 'dot'" : "none without 'dot' (saved: all four or none)",
+                describe(p.alpha));
+  }
+  if (p.dot && p.out.data != nullptr && p.out.data == p.residual.data) {
+    fail_tensor(schema, "out",
+                "memory apart from 'residual' when statistics are saved (inplace excludes save)",
+                "the same memory");
+  }
+}
+
+StreamStatistic statistic(const Tensor& t) { return {t.as<float>(), t.stride[0]}; }
+
+GateForwardArgs make_args(const Call& call) {
+  const P& p = *static_cast<const P*>(call.params);
+  const Tensor key = key_of(p);
+  const Tensor value = value_of(p);
+  GateForwardArgs a;
+  a.tokens = call.bound["T"];
+  a.streams = call.bound["n"];
+  a.hidden = call.bound["d"];
+  a.activation = p.residual.dtype;
+  a.residual = p.residual.data;
+  a.residual_token_stride = p.residual.stride[0];
+  a.residual_stream_stride = p.residual.stride[1];
+  a.key = key.data;
+  a.key_token_stride = key.stride[0];
+  a.key_stream_stride = key.stride[1];
+  a.value = value.data;
+  a.value_token_stride = value.stride[0];
+  a.weight_fused = p.weight_fused.as<float>();
+  a.weight_stream_stride = p.weight_fused.stride[0];
+  a.image_token_mask = p.image_token_mask.as<uint8_t>();
+  a.out = p.out.data;
+  a.out_token_stride = p.out.stride[0];
+  a.out_stream_stride = p.out.stride[1];
+  a.dot = statistic(p.dot);
+  a.alpha = statistic(p.alpha);
+  a.rstd_residual = statistic(p.rstd_residual);
+  a.rstd_key = statistic(p.rstd_key);
+  a.value_mean_square = p.value_mean_square.as<float>();
+  a.eps = static_cast<float>(*p.eps);
+  a.clamp = static_cast<float>(*p.clamp);
+  a.mode = static_cast<GateMode>(p.mode);  // same order
+  const auto row_bytes = static_cast<size_t>(a.hidden) * size_of(a.activation);
+  const auto rows = static_cast<size_t>(a.tokens * (3 * a.streams + 1));
+  a.streaming = a.out != a.residual && rows * row_bytes > last_level_cache_bytes();
+  return a;
+}
+
+template <auto Rows>
+void run_cpu(const Call& call) {
+  if (call.bound["T"] == 0) return;
+  const GateForwardArgs args = make_args(call);
+  const int64_t grain = std::max<int64_t>(1, 16384 / (args.streams * args.hidden));
+  parallel_for(call.context, args.tokens, grain,
+               [&](int64_t begin, int64_t end) { Rows(args, begin, end); });
+}
+
+constexpr Implementation kImplementations[] = {
+#define EHC_LIST(isa) \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_cpu<&isa::gate_fwd_rows>, nullptr},
+    EHC_EACH_ISA(EHC_LIST)
+#undef EHC_LIST
+        {"reference", Device::cpu, nullptr, &run_cpu<&gate_fwd_reference>, nullptr},
+    {"reference.f32", Device::cpu, nullptr, &run_cpu<&gate_fwd_reference_f32>, nullptr},
+};
+
+constexpr Operator kGateForward = [] {
+  Operator op = make_operator<P>(kTable, kImplementations);
+  op.rules = &check_saving;
+  return op;
+}();
+
+}  // namespace
+
+void gate_fwd(Context& context, const GateForward& params) {
+  invoke(kGateForward, context, params);
+}
+size_t workspace_bytes(const Context& context, const GateForward& params) {
+  return ehc::workspace_bytes(kGateForward, context, params);
+}
+
+std::span<const Operator* const> gate_operators() {
+  static constexpr const Operator* kAll[] = {&kGateForward};
+  return kAll;
+}
+
+}  // namespace ehc::engram

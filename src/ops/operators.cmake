@@ -1,0 +1,2 @@
+# The operators, in the order in which `ehc op --list` prints them.
+ehc_operator(engram/hash)

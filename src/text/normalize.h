@@ -1,0 +1,16 @@
+// The normaliser of the token map: NFKC, NFD, drop marks, lowercase, collapse white space, strip.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace ehc::text {
+
+// Replaces `out` with the normalised `text`, which must be well-formed UTF-8.
+// Unicode 9.0 decompositions and marks, lowercase per code point; one space alone survives.
+void normalize_into(std::string_view text, std::string& out);
+
+// Version of the compiled-in Unicode tables; map files carry it.
+std::string_view unicode_table_version();
+
+}  // namespace ehc::text

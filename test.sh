@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Builds and tests everything: ./test.sh [--strict] [--quick] [STAGE ...]
+#   --strict  warnings are errors (what CI does)
+#   --quick   the release build and its tests only
+# Stages: cpu python check asan tsan fuzz clang cuda aarch64. A second run is quick.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+werror=OFF
+stages=()
+quick=0
+for argument in "$@"; do
+  case $argument in
+    --strict) werror=ON ;;
+    --quick) quick=1 ;;
+    -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    cpu | python | check | asan | tsan | fuzz | clang | cuda | aarch64) stages+=("$argument") ;;
+    *) echo "test.sh: expected an option or a stage (see --help), got '$argument'" >&2; exit 2 ;;
+  esac
+done
+if [[ ${#stages[@]} -eq 0 ]]; then
+  stages=(cpu python check)
+  [[ $quick -eq 1 ]] || stages+=(asan tsan fuzz cuda aarch64)
+fi
+
+jobs=$(nproc)
+summary=()
+build() {  # preset, targets...
+  local preset=$1
+  shift
+  cmake --preset "$preset" -DEHC_WERROR=$werror >"build/$preset.configure.log" 2>&1 || {
+    cat "build/$preset.configure.log"
+    return 1
+  }
+  cmake --build "build/$preset" -j "$jobs" --target "$@"
+}
+
+stage_cpu() {
+  build cpu all
+  ctest --test-dir build/cpu -j "$jobs" --output-on-failure --no-tests=error
+}
+stage_python() {
+  tools/python_environment.sh
+  EHC_BUILD=build/cpu .venv/bin/python -m pytest -q tests/python
+}
+stage_check() { build/cpu/bin/ehc check; }
+stage_asan() {
+  build asan ehc_tests
+  build/asan/bin/ehc_tests --gtest_brief=1
+}
+stage_tsan() {
+  build tsan ehc_tests
+  build/tsan/bin/ehc_tests --gtest_brief=1 --gtest_filter="$(cat tests/tsan_filter.txt)"
+}
+stage_fuzz() {
+  build fuzz ehc_fuzz
+  local seeds target
+  for target in build/fuzz/bin/*_fuzz; do
+    seeds=build/fuzz/corpus/$(basename "$target")
+    mkdir -p "$seeds"
+    "$target" -max_total_time="${EHC_FUZZ_SECONDS:-10}" -timeout=10 -rss_limit_mb=4096 -print_final_stats=0 -verbosity=0 "$seeds" tests/fuzz/seeds/"$(basename "$target")"
+  done
+}
+stage_cuda() {
+  command -v nvcc >/dev/null || { echo "no nvcc on PATH: CUDA objects are not compiled"; return 0; }
+  build cuda ehc ehc_program
+  if nvidia-smi >/dev/null 2>&1; then
+    build/cuda/bin/ehc check --device cuda
+  else
+    # Without a GPU the device must be refused with a clear error, and nothing written.
+    tests/no_gpu_test.sh build/cpu/bin/ehc
+    tests/no_gpu_test.sh build/cuda/bin/ehc
+  fi
+}
+stage_aarch64() {
+  command -v aarch64-linux-gnu-g++ >/dev/null || { echo "no aarch64 compiler: skipped"; return 0; }
+  tools/check_aarch64.sh
+}
+
+tools/install_dependencies.sh test
+mkdir -p build
+started=$SECONDS
+for stage in "${stages[@]}"; do
+  printf '\n=== %s\n' "$stage"
+  begin=$SECONDS
+  "stage_$stage" || { echo "test.sh: stage '$stage' failed" >&2; exit 1; }
+  summary+=("$(printf '%-8s ok  %4d s' "$stage" $((SECONDS - begin)))")
+done
+printf '\n=== all stages passed in %d s\n' $((SECONDS - started))
+printf '%s\n' "${summary[@]}"

@@ -1,0 +1,578 @@
+"""Inputs for the operators at the edges of the contract: a space of choices per operator, a small
+set of cases in which every pair of choices occurs, and a builder that turns a case into tensors.
+"""
+
+import itertools
+import zlib
+
+import numpy as np
+from engramhc.reference.dtypes import Tensor, encode
+
+TOKENS = [0, 1, 2, 31, 33]
+STREAMS = [1, 2, 3, 4, 5, 6, 7, 8]
+WIDTHS = [1, 7, 64, 96, 257, 576, 1000]
+ACTIVATIONS = ["F32", "BF16", "F16"]
+WEIGHTS = ["F32", "BF16"]
+MASKS = ["absent", "none", "all", "alternating", "first", "last"]
+SEQUENCES = ["absent", "one", "with empty", "every token"]
+
+SPACES = {
+    "engram.token_map": {
+        "V": [0, 1, 2, 33, 400],
+        "alphabet": ["ascii", "latin", "asian", "blank"],
+        "broken": [False, True],
+    },
+    "engram.compress_ids": {
+        "shape": [(0,), (1,), (33,), (3, 11), (2, 0, 3)],
+        "V": [1, 2, 1000],
+        "ids": ["I32", "I64"],
+        "content": ["known", "negative", "beyond"],
+    },
+    "engram.window": {
+        "T": TOKENS,
+        "Nmax": [2, 3, 4, 8],
+        "mask": MASKS,
+        "sequences": SEQUENCES,
+        "history": [False, True],
+        "blocking": ["slot", "farther"],
+        "reset": ["absent", "off", "on"],
+        "content": ["known", "negative"],
+    },
+    "engram.multipliers": {
+        "layers": [[0], [1, 14], [7, 7, 0, 123456]],
+        "Nmax": [2, 3, 4, 8],
+        "V": [1, 2, 99092, 129280, 2**31, 2**62, 2**63 - 1],
+        "seed": [0, 1, 42, 2**31, 2**40 + 7],
+        "scheme": ["numpy", "splitmix64"],
+    },
+    "engram.primes": {
+        "sizes": [
+            [1],
+            [2, 1],
+            [50, 20, 50],
+            [97, 97, 97, 97],
+            [646400, 646400],
+            [16000000],
+            [2147483000],
+        ],
+        "layers": [1, 2, 3],
+        "heads": [1, 2, 8],
+    },
+    "engram.offsets": {
+        "L": [1, 2, 3],
+        "Nmax": [2, 3, 8],
+        "Kh": [1, 3, 8],
+        "index": ["I32", "I64"],
+        "sizes": ["small", "large"],
+    },
+    "engram.hash": {
+        "T": TOKENS,
+        "Nmax": [2, 3, 4, 8],
+        "L": [1, 2, 5],
+        "Kh": [1, 3, 8],
+        "mask": MASKS,
+        "index": ["I32", "I64"],
+        "offsets": ["I32", "I64"],
+        "layout": ["LTC", "TLC"],
+        "content": ["ids", "extreme", "borders"],
+    },
+    "engram.gather_fwd": {
+        "shape": [(0,), (1,), (33,), (3, 11), (2, 0)],
+        "C": [1, 3, 16],
+        "hd": [1, 7, 64, 160, 257],
+        "rows": [1, 37, 1000],
+        "table": ["BF16", "F16", "F32"],
+        "out": [None, "table", *ACTIVATIONS],
+        "indices": ["I32", "I64"],
+        "content": ["mixed", "absent", "same"],
+        "special": ["normal", "strange"],
+    },
+    "engram.dequant_rows": {
+        "rows": [0, 1, 33],
+        "groups": [1, 3, 8],
+        "group": [None, 1, 7, 16, 128],
+        "out": [None, *ACTIVATIONS],
+        "raw": [False, True],
+        "scale": ["usual", "any"],
+    },
+    "engram.quantize_rows": {
+        "rows": [0, 1, 33],
+        "groups": [1, 3, 8],
+        "group": [None, 1, 7, 16, 128],
+        "values": ["F32", "BF16"],
+        "content": ["normal", "wide", "zero", "strange", "ties"],
+    },
+    "engram.gather_dequant": {
+        "shape": [(0,), (1,), (31,), (3, 5)],
+        "C": [1, 3, 24],
+        "groups": [1, 3, 8],
+        "group": [None, 1, 7, 16],
+        "out": [None, *ACTIVATIONS],
+        "raw": [False, True],
+        "indices": ["I32", "I64"],
+        "scale": ["usual", "any"],
+    },
+    "engram.kv_projection_fwd": {
+        "shape": [(0,), (1,), (2,), (31,), (3, 11)],
+        "n": STREAMS,
+        "d": [1, 7, 64, 257],
+        "E": [1, 7, 96, 1000],
+        "dtype": ACTIVATIONS,
+        "bias": [False, True],
+        "special": ["normal", "nan"],
+    },
+    "engram.fused_weight": {
+        "n": STREAMS,
+        "d": WIDTHS,
+        "hidden": WEIGHTS,
+        "embed": WEIGHTS,
+        "special": ["normal", "strange"],
+    },
+    "engram.gate_fwd": {
+        "shape": [(0,), (1,), (2,), (31,), (33,), (3, 11), (2, 0), (2, 1, 3)],
+        "n": STREAMS,
+        "d": WIDTHS,
+        "dtype": ACTIVATIONS,
+        "mask": MASKS,
+        "packed": [False, True],
+        "mode": ["add", "value", "stats"],
+        "run": ["plain", "save", "inplace"],
+        "eps": [1e-20, 1e-6],
+        "special": ["normal", "nan", "inf", "zero", "tiny"],
+    },
+    "engram.conv_fwd": {
+        "T": TOKENS,
+        "n": STREAMS,
+        "d": WIDTHS,
+        "dtype": ACTIVATIONS,
+        "weight": WEIGHTS,
+        "norm": WEIGHTS,
+        "w": [1, 2, 4],
+        "dilation": [1, 3],
+        "mask": MASKS,
+        "sequences": SEQUENCES,
+        "state": [False, True],
+        "special": ["normal", "nan", "inf", "zero taps"],
+    },
+    "engram.layer_fwd": {
+        "T": TOKENS,
+        "n": STREAMS,
+        "d": WIDTHS,
+        "dtype": ACTIVATIONS,
+        "hidden": WEIGHTS,
+        "embed": WEIGHTS,
+        "packed": [False, True],
+        "conv": [None, (1, 2), (2, 1), (4, 3)],
+        "norm": WEIGHTS,
+        "mask": MASKS,
+        "sequences": SEQUENCES,
+        "state": [False, True],
+        "rounding": ["once", "twice"],
+        "save": [False, True],
+        "special": ["normal", "nan", "inf", "zero"],
+    },
+}
+
+
+def covering(space, seed):
+    """Few cases such that every pair of values of two factors occurs in one of them."""
+    generator = np.random.default_rng(seed)
+    names = list(space)
+    missing = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(range(len(names)), 2)
+        for i in range(len(space[names[a]]))
+        for j in range(len(space[names[b]]))
+    }
+    cases = []
+    while missing:
+        # Start from a missing pair, then give every other factor its most useful value.
+        case = dict(min(missing))
+        for a in generator.permutation(len(names)).tolist():
+            if a in case:
+                continue
+            values = generator.permutation(len(space[names[a]])).tolist()
+            case[a] = max(
+                values,
+                key=lambda i: sum(
+                    (((a, i), (b, j)) if a < b else ((b, j), (a, i))) in missing
+                    for b, j in case.items()
+                ),
+            )
+        missing -= {pair for pair in itertools.combinations(sorted(case.items()), 2)}
+        cases.append({names[a]: space[names[a]][i] for a, i in sorted(case.items())})
+    return cases
+
+
+def mask_of(kind, shape):
+    if kind == "absent":
+        return {}
+    flat = np.zeros(int(np.prod(shape)), bool)
+    places = {
+        "none": slice(0, 0),
+        "all": slice(None),
+        "alternating": slice(None, None, 2),
+        "first": slice(0, 1),
+        "last": slice(-1, None),
+    }
+    flat[places[kind]] = True
+    return {"image_token_mask": Tensor("BOOL", flat.reshape(shape))}
+
+
+def sequences_of(kind, tokens, generator):
+    """cu_seqlens as an input, and the number of sequences."""
+    if kind == "absent":
+        return {}, 1
+    inner = {
+        "one": [],
+        "every token": range(1, tokens),
+        "with empty": sorted([0, tokens, *generator.integers(0, tokens + 1, 3).tolist()]),
+    }[kind]
+    bounds = [0, *inner, tokens]
+    return {"cu_seqlens": encode(np.array(bounds), "I32")}, len(bounds) - 1
+
+
+def floats(generator, shape, dtype, special="normal", center=0.0):
+    """Normal numbers around `center`, made special here and there."""
+    values = center + generator.standard_normal(shape)
+    flat = values.reshape(-1)
+    if special == "zero":
+        flat[:] = np.where(generator.random(flat.size) < 0.5, 0.0, -0.0)
+    elif special == "tiny":
+        flat *= 2.0**-20 if dtype == "F16" else 2.0**-135
+    elif special in ("nan", "inf") and flat.size:
+        chosen = generator.integers(0, flat.size, 2)
+        flat[chosen] = np.nan if special == "nan" else [np.inf, -np.inf]
+    elif special == "strange" and flat.size:
+        odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -3e-39, 3e38, 6e-8, 65520.0])
+        chosen = generator.random(flat.size) < 0.3
+        flat[chosen] = generator.choice(odd, int(chosen.sum()))
+    with np.errstate(over="ignore"):
+        return encode(values, dtype)
+
+
+def hide(tensor, mask, rows):
+    """NaN into the rows of masked tokens, which nothing may read. `rows`: axes of one token."""
+    if not mask:
+        return tensor
+    unread = encode(np.float64(np.nan), tensor.dtype).data
+    masked = mask["image_token_mask"].data.reshape(mask["image_token_mask"].shape + (1,) * rows)
+    return Tensor(tensor.dtype, np.where(masked, unread, tensor.data))
+
+
+def set_if(**attrs):
+    return {name: value for name, value in attrs.items() if value is not None}
+
+
+def strings(generator, count, alphabet, broken):
+    letters = {
+        "ascii": " \tabcABCxyz019.,-",
+        "latin": " aÀÁàéÉñßſﬁİIıǅŸẞΣσςЖжЁё\u0301\u0308\u0327\u20dd",
+        "asian": "\u3000中文字ｱア가각한\u1100\u1161\u11a8か\u3099ががヷ①㍿（）｢",
+        "blank": " \t\r\n\x0b\x0c\x1c\x85\xa0\u1680\u2003\u2028\u202f\u205f\u3000\u200b",
+    }[alphabet]
+    made = [
+        "".join(generator.choice(list(letters), int(generator.integers(0, 5))))
+        for _ in range(count)
+    ]
+    if broken:
+        made = [text + "\ufffd" if generator.random() < 0.3 else text for text in made]
+    return made
+
+
+def packed_strings(made):
+    parts = [text.encode("utf-8") for text in made]
+    ends = np.cumsum([0, *map(len, parts)])
+    return (Tensor("U8", np.frombuffer(b"".join(parts), np.uint8)), encode(ends, "I64"))
+
+
+def token_map(g, V, alphabet, broken):
+    texts, text_offsets = packed_strings(strings(g, V, alphabet, broken))
+    raw_tokens, raw_offsets = packed_strings(strings(g, V, alphabet, False))
+    return {
+        "texts": texts,
+        "text_offsets": text_offsets,
+        "raw_tokens": raw_tokens,
+        "raw_offsets": raw_offsets,
+    }, {}
+
+
+def compress_ids(g, shape, V, ids, content):
+    values = g.integers(0, V, shape)
+    if content == "negative":
+        values = np.where(g.random(shape) < 0.5, g.integers(-9, 0, shape), values)
+    if content == "beyond":
+        values = np.where(g.random(shape) < 0.5, V + g.integers(0, 2**30, shape), values)
+    return (
+        {"ids": encode(values, ids), "table": encode(g.integers(0, 2**31, V), "I32")},
+        {"checked": False} if content == "beyond" else {},
+    )
+
+
+def window(g, T, Nmax, mask, sequences, history, blocking, reset, content):
+    cu_seqlens, count = sequences_of(sequences, T, g)
+    low = -2 if content == "negative" else 0
+    inputs = {"ids": encode(g.integers(low, 6, T), "I32"), **cu_seqlens, **mask_of(mask, (T,))}
+    if history:
+        inputs["history"] = encode(g.integers(-1, 6, (count, Nmax - 1)), "I32")
+    resets = {"absent": None, "off": -1, "on": 3}[reset]
+    if reset == "on" and "image_token_mask" in inputs:  # an image that is also the reset id: unsaid
+        inputs["ids"] = encode(
+            np.where(
+                inputs["image_token_mask"].data & (inputs["ids"].data == 3), 4, inputs["ids"].data
+            ),
+            "I32",
+        )
+    return inputs, set_if(max_ngram=Nmax, pad_id=77, blocking=blocking, reset_id=resets)
+
+
+def multipliers(g, layers, Nmax, V, seed, scheme):
+    return {}, {
+        "layer_ids": layers,
+        "max_ngram": Nmax,
+        "compressed_vocab": V,
+        "seed": seed,
+        "scheme": scheme,
+    }
+
+
+def primes(g, sizes, layers, heads):
+    return {}, {"sizes": sizes, "layers": layers, "heads": heads}
+
+
+def offsets(g, L, Nmax, Kh, index, sizes):
+    columns = (Nmax - 1) * Kh
+    most = 2**31 - 1 if index == "I64" else (2**31 - 1) // columns
+    low = most - 1000 if sizes == "large" else 1
+    values = g.integers(low, most if sizes == "large" else 1000, (L, Nmax - 1, Kh))
+    return {"vocab_sizes": encode(values, "I32")}, {"index_dtype": index}
+
+
+def hash_rows(g, T, Nmax, L, Kh, mask, index, offsets, layout, content):
+    columns = (Nmax - 1) * Kh
+    narrow = "I32" in (index, offsets)
+    most = (2**31 - 1) // columns if narrow else 2**31 - 1
+    sizes = np.minimum(g.choice([1, 2, 3, 646403, 16000057, most - 1, most], (L, columns)), most)
+    starts = np.cumsum(sizes, axis=1) - sizes
+    tokens = g.integers(0, 99092, (T, Nmax))
+    factors = 2 * g.integers(0, 2**45, (L, Nmax)) + 1
+    if content == "extreme":
+        tokens = g.choice([-(2**31), 2**31 - 1, -1, 0, 1, 2**31 - 2], (T, Nmax))
+        factors = g.choice([-(2**63), 2**63 - 1, -1, 1, 3, 2**62 + 1, -(2**62)], (L, Nmax))
+    if content == "borders":  # products at and around multiples of the sizes, and at +-2^63
+        tokens = g.choice([1, -1], (T, Nmax))
+        tokens[:, 1:] = 0
+        edges = sizes[:, 0] * ((2**63 - 1) // sizes[:, 0])
+        factors = np.repeat((edges - g.integers(0, 2, L))[:, None], Nmax, axis=1)
+    return (
+        {
+            "window": encode(tokens, "I32"),
+            "multipliers": encode(factors, "I64"),
+            "vocab_sizes": encode(sizes.reshape(L, Nmax - 1, Kh), "I32"),
+            "offsets": encode(starts, offsets),
+            **mask_of(mask, (T,)),
+        },
+        {"index_dtype": index, "layout": layout},
+    )
+
+
+def row_indices(g, shape, C, rows, dtype, content="mixed"):
+    values = g.integers(-1, rows, (*shape, C))
+    if content != "mixed":
+        values[:] = -1 if content == "absent" else rows - 1
+    return encode(values, dtype)
+
+
+def gather_fwd(g, shape, C, hd, rows, table, out, indices, content, special):
+    return (
+        {
+            "table": floats(g, (rows, hd), table, special),
+            "indices": row_indices(g, shape, C, rows, indices, content),
+        },
+        set_if(out_dtype=out),
+    )
+
+
+def quantized(g, rows, groups, group, raw, scale):
+    width = groups * (group or 32)
+    scales = (
+        g.integers(100, 140, (rows, groups))
+        if scale == "usual"
+        else g.choice([0, 1, 2, 100, 127, 128, 254, 255], (rows, groups))
+    )
+    return {
+        "weight": Tensor(
+            "U8" if raw else "F8_E4M3", g.integers(0, 256, (rows, width)).astype(np.uint8)
+        ),
+        "scale": Tensor("U8" if raw else "F8_E8M0", scales.astype(np.uint8)),
+    }
+
+
+def dequant_rows(g, rows, groups, group, out, raw, scale):
+    return quantized(g, rows, groups, group, raw, scale), set_if(group=group, out_dtype=out)
+
+
+def quantize_rows(g, rows, groups, group, values, content):
+    shape = (rows, groups * (group or 32))
+    special = {"strange": "strange", "zero": "zero"}.get(content, "normal")
+    numbers = floats(g, shape, values, special)
+    if content == "wide":
+        numbers = encode(numbers.decode() * np.exp2(g.integers(-140, 120, shape)), values)
+    if content == "ties":  # small integers and quarters: many ties, and amax at 448 * 2^k exactly
+        numbers = encode(
+            g.choice([448.0, 449.0, 3.5, 17.0, 1.0625, -2.125, 0.0], shape)
+            * np.exp2(g.integers(-3, 4, (rows, 1))),
+            values,
+        )
+    return {"values": numbers}, set_if(group=group)
+
+
+def gather_dequant(g, shape, C, groups, group, out, raw, indices, scale):
+    return (
+        {
+            **quantized(g, 37, groups, group, raw, scale),
+            "indices": row_indices(g, shape, C, 37, indices),
+        },
+        set_if(group=group, out_dtype=out),
+    )
+
+
+def kv_projection_fwd(g, shape, n, d, E, dtype, bias, special):
+    inputs = {
+        "embedding": floats(g, (*shape, E), dtype, special),
+        "weight": floats(g, (n + 1, d, E), dtype),
+    }
+    if bias:
+        inputs["bias"] = floats(g, (n + 1, d), dtype)
+    return inputs, {}
+
+
+def fused_weight(g, n, d, hidden, embed, special):
+    return {
+        "weight_hidden": floats(g, (n, d), hidden, special),
+        "weight_embed": floats(g, (n, d), embed, special),
+    }, {}
+
+
+def keys_and_value(g, shape, n, d, dtype, packed, mask, special):
+    if packed:
+        return {"kv": hide(floats(g, (*shape, n + 1, d), dtype, special), mask, 2)}
+    return {
+        "key": hide(floats(g, (*shape, n, d), dtype, special), mask, 2),
+        "value": hide(floats(g, (*shape, d), dtype, special), mask, 1),
+    }
+
+
+def gate_fwd(g, shape, n, d, dtype, mask, packed, mode, run, eps, special):
+    masked = mask_of(mask, shape)
+    one_side = "normal" if special == "tiny" else special
+    inputs = {
+        "residual": floats(g, (*shape, n, d), dtype, special),
+        **keys_and_value(g, shape, n, d, dtype, packed, masked, one_side),
+        "weight_fused": floats(g, (n, d), "F32", center=1.0),
+        **masked,
+    }
+    return inputs, {
+        "eps": eps,
+        "clamp": 1e-6,
+        "mode": mode,
+        "save": run == "save",
+        "inplace": run == "inplace",
+    }
+
+
+def conv_fwd(g, T, n, d, dtype, weight, norm, w, dilation, mask, sequences, state, special):
+    masked = mask_of(mask, (T,))
+    cu_seqlens, count = sequences_of(sequences, T, g)
+    inputs = {
+        "gated_value": hide(floats(g, (T, n, d), dtype, special), masked, 2),
+        "conv_weight": floats(g, (n, d, w), weight, special if special == "zero" else "normal"),
+        "conv_norm_weight": floats(g, (n, d), norm, center=1.0),
+        **cu_seqlens,
+        **masked,
+    }
+    if special == "zero taps":
+        inputs["conv_weight"] = floats(g, (n, d, w), weight, "zero")
+    if state:
+        inputs["state"] = floats(g, (count, (w - 1) * dilation, n, d), "F32")
+    return inputs, {"dilation": dilation, "conv_eps": 1e-5}
+
+
+def layer_fwd(
+    g,
+    T,
+    n,
+    d,
+    dtype,
+    hidden,
+    embed,
+    packed,
+    conv,
+    norm,
+    mask,
+    sequences,
+    state,
+    rounding,
+    save,
+    special,
+):
+    masked = mask_of(mask, (T,))
+    cu_seqlens, count = sequences_of(sequences, T, g)
+    inputs = {
+        "residual": floats(g, (T, n, d), dtype, special),
+        **keys_and_value(g, (T,), n, d, dtype, packed, masked, special),
+        "weight_hidden": floats(g, (n, d), hidden, center=1.0),
+        "weight_embed": floats(g, (n, d), embed, center=1.0),
+        **cu_seqlens,
+        **masked,
+    }
+    attrs = {"eps": 1e-6, "clamp": 1e-6, "rounding": rounding, "save": save}
+    if conv is not None:
+        w, dilation = conv
+        inputs |= {
+            "conv_weight": floats(g, (n, d, w), hidden),
+            "conv_norm_weight": floats(g, (n, d), norm, center=1.0),
+        }
+        attrs |= {"dilation": dilation, "conv_eps": 1e-5}
+        if state:
+            inputs["state"] = floats(g, (count, (w - 1) * dilation, n, d), "F32")
+    return inputs, attrs
+
+
+BUILDERS = {
+    "engram.token_map": token_map,
+    "engram.compress_ids": compress_ids,
+    "engram.window": window,
+    "engram.multipliers": multipliers,
+    "engram.primes": primes,
+    "engram.offsets": offsets,
+    "engram.hash": hash_rows,
+    "engram.gather_fwd": gather_fwd,
+    "engram.dequant_rows": dequant_rows,
+    "engram.quantize_rows": quantize_rows,
+    "engram.gather_dequant": gather_dequant,
+    "engram.kv_projection_fwd": kv_projection_fwd,
+    "engram.fused_weight": fused_weight,
+    "engram.gate_fwd": gate_fwd,
+    "engram.conv_fwd": conv_fwd,
+    "engram.layer_fwd": layer_fwd,
+}
+
+
+def legal(name, case):
+    """False for combinations that the contract forbids."""
+    if name == "engram.primes" and case["sizes"] == [2147483000]:
+        return case["layers"] * case["heads"] <= 8  # a few primes are left below 2^31
+    return True
+
+
+def cases_of(name):
+    """All cases of an operator with their names: [(id, case)]."""
+    found = [
+        case for case in covering(SPACES[name], zlib.crc32(name.encode())) if legal(name, case)
+    ]
+    return list(enumerate(found))
+
+
+def build(name, number, case):
+    return BUILDERS[name](np.random.default_rng([number, zlib.crc32(name.encode())]), **case)
