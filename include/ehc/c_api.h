@@ -23,7 +23,6 @@ extern "C" {
 /* The numbers of `ehc op`'s exit codes where they mean the same. */
 typedef enum ehc_status {
   EHC_OK = 0,
-  EHC_UNKNOWN = 2,     /* no operator, tensor, attribute of that name, or no such position */
   EHC_CONTRACT = 3,    /* an argument breaks the contract; the text names it */
   EHC_IO = 4,          /* a file cannot be read, written or understood */
   EHC_UNAVAILABLE = 5, /* the device, or an implementation for it, is not there */
@@ -136,9 +135,9 @@ typedef enum ehc_attribute_type {
 typedef struct ehc_attribute_info {
   const char* name;
   ehc_attribute_type type;
-  const char* choices;        /* EHC_CHOICE: "add/value/stats"; else "" */
-  int32_t has_default;        /* then one of the next two holds it */
-  int64_t default_integer;    /* integer; boolean 0 or 1; position of the choice */
+  const char* choices;     /* EHC_CHOICE: "add/value/stats"; else "" */
+  int32_t has_default;     /* then one of the next two holds it */
+  int64_t default_integer; /* integer; boolean 0 or 1; position of the choice */
   double default_real;
   const char* computed;       /* how a missing value is computed, "sqrt(hd)"; else "" */
   const char* needed_with;    /* required when this tensor is present, or "" */
@@ -173,7 +172,7 @@ EHC_API int32_t ehc_op_attribute_position(const ehc_operator* op, const char* na
 typedef struct ehc_attribute {
   const char* name; /* NULL: `position` says which */
   int32_t position;
-  ehc_attribute_type type;
+  int32_t type; /* ehc_attribute_type */
   int64_t integer;
   double real;
   const int64_t* integers;

@@ -1,8 +1,7 @@
 #include "core/dynamic_call.h"
 
+#include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <cstring>
 
 namespace ehc {
 
@@ -34,14 +33,14 @@ bool parse_number(std::string_view text, T& out) {
 
 DynamicCall::DynamicCall(const Operator& op) : op_(op), params_(op.params_size) {
   op_.construct(params_.data());
-  for (const AttributeSpec& a : schema().attributes) call_values_.push_back(a.call_default);
+  for (size_t i = 0; i < schema().attributes.size(); ++i) {
+    call_values_[i] = schema().attributes[i].call_default;
+  }
 }
 
 Arguments DynamicCall::arguments() const {
   return {const_cast<std::byte*>(params_.data()), call_values_.data()};
 }
-
-std::vector<std::byte> DynamicCall::copy() const { return params_; }
 
 Tensor& DynamicCall::tensor(size_t index) const {
   return schema().tensors[index].access(arguments().params);
@@ -127,9 +126,19 @@ void DynamicCall::set_attribute(std::string_view name, const std::vector<int64_t
   if (a.type != AttributeType::integers) {
     fail_attribute(schema(), name, type_text(a), "a list of " + std::to_string(value.size()));
   }
-  lists_.push_back(value);
-  lists_.back().reserve(1);  // an empty list is a value too: its pointer must not be null
-  store(index, {.integers = {lists_.back().data(), value.size()}});
+  std::vector<int64_t>& list = lists_.emplace_front(value);
+  list.reserve(1);  // an empty list is a value too: its pointer must not be null
+  store(index, {.integers = {list.data(), value.size()}});
+}
+
+void DynamicCall::set_choice(std::string_view name, int64_t position) {
+  size_t index = 0;
+  const AttributeSpec& a = spec(name, index);
+  const auto slashes = std::count(a.choices.begin(), a.choices.end(), '/');
+  if (a.type != AttributeType::choice || position < 0 || position > slashes) {
+    fail_attribute(schema(), name, type_text(a), "position " + std::to_string(position));
+  }
+  store(index, {.integer = position});
 }
 
 void DynamicCall::set_attribute_text(std::string_view name, std::string_view text) {
@@ -194,17 +203,17 @@ std::vector<std::pair<size_t, size_t>> DynamicCall::shared_memory() const {
 }
 
 void DynamicCall::check(Device device, int device_index) {
-  std::vector<std::byte> params = copy();
+  ParameterStorage params = params_;
   check_call(op_, {params.data(), call_values_.data()}, device, device_index);
 }
 
 void DynamicCall::run(Context& context) {
-  std::vector<std::byte> params = copy();
+  ParameterStorage params = params_;
   invoke(op_, context, {params.data(), call_values_.data()});
 }
 
 size_t DynamicCall::workspace_bytes(const Context& context) {
-  std::vector<std::byte> params = copy();
+  ParameterStorage params = params_;
   return ehc::workspace_bytes(op_, context, {params.data(), call_values_.data()});
 }
 

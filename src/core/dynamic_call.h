@@ -2,7 +2,10 @@
 // struct and the values of call-only attributes.
 #pragma once
 
-#include <deque>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <forward_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,6 +14,27 @@
 #include "core/operator.h"
 
 namespace ehc {
+
+// A parameter struct of a size that only the operator knows. Those of up to kInline bytes are kept
+// in place, so that a call allocates nothing.
+class ParameterStorage {
+ public:
+  explicit ParameterStorage(size_t size)
+      : size_(size), heap_(size > kInline ? std::make_unique<std::byte[]>(size) : nullptr) {}
+  ParameterStorage(const ParameterStorage& other) : ParameterStorage(other.size_) {
+    std::memcpy(data(), other.data(), size_);
+  }
+  ParameterStorage& operator=(const ParameterStorage&) = delete;
+
+  [[nodiscard]] std::byte* data() { return heap_ ? heap_.get() : inline_; }
+  [[nodiscard]] const std::byte* data() const { return heap_ ? heap_.get() : inline_; }
+
+ private:
+  static constexpr size_t kInline = 4096;
+  size_t size_;
+  std::unique_ptr<std::byte[]> heap_;
+  alignas(std::max_align_t) std::byte inline_[kInline];
+};
 
 class DynamicCall {
  public:
@@ -26,6 +50,7 @@ class DynamicCall {
   void set_attribute(std::string_view name, double value);
   void set_attribute(std::string_view name, bool value);
   void set_attribute(std::string_view name, const std::vector<int64_t>& value);
+  void set_choice(std::string_view name, int64_t position);
   // The command line's form: parsed by the attribute's type ("1e-6", "true", "1,14", "slot").
   void set_attribute_text(std::string_view name, std::string_view text);
 
@@ -47,13 +72,11 @@ class DynamicCall {
   const AttributeSpec& spec(std::string_view name, size_t& index) const;
   void store(size_t index, AttributeValue value);
   [[nodiscard]] Arguments arguments() const;
-  // The struct as the caller sees it; a run works on a copy, since checks flatten tensors.
-  [[nodiscard]] std::vector<std::byte> copy() const;
-
   const Operator& op_;
-  std::vector<std::byte> params_;
-  std::vector<AttributeValue> call_values_;
-  std::deque<std::vector<int64_t>> lists_;  // what integer lists point into
+  // The struct as the caller sees it; a run works on a copy, since checks flatten tensors.
+  ParameterStorage params_;
+  std::array<AttributeValue, kMaxAttributes> call_values_{};
+  std::forward_list<std::vector<int64_t>> lists_;  // what integer lists point into
 };
 
 }  // namespace ehc

@@ -91,7 +91,9 @@ TEST(WriteFile, ReadOnlyFolder) {
   const bool is_root = ::geteuid() == 0;
   if (is_root && ::seteuid(kNobody) != 0) GTEST_SKIP() << "root without the right to step down";
   const std::string text = write_error(folder.file("d/f"));
-  if (is_root) ASSERT_EQ(::seteuid(0), 0);
+  if (is_root) {
+    ASSERT_EQ(::seteuid(0), 0);
+  }
   EXPECT_EQ(text, folder.file("d/f") + ": cannot write: Permission denied");
 }
 

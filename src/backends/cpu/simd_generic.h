@@ -58,7 +58,12 @@ EHC_SIMD Vec mul(Vec x, Vec y) {
 EHC_SIMD Vec div(Vec x, Vec y) {
   return each_lane([&](int i) { return x.lane[i] / y.lane[i]; });
 }
-EHC_SIMD Vec fma(Vec x, Vec y, Vec z) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+EHC_SIMD
+#else
+[[gnu::noinline, maybe_unused]]  // long: inlined everywhere it takes a minute to compile
+#endif
+Vec fma(Vec x, Vec y, Vec z) {
   return each_lane([&](int i) { return fma_once(x.lane[i], y.lane[i], z.lane[i]); });
 }
 EHC_SIMD Vec minus_magnitude(Vec x) {

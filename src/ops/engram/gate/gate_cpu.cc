@@ -31,20 +31,15 @@ EHC_SIMD Pair gated(const OutRow<A>& row, int64_t i, int64_t count) {
   return mul(v, alpha);
 }
 
-template <class A>
-EHC_SIMD void prefetch_row(const GateRow<A>& row, int64_t i) {
-  constexpr int64_t kAhead = 4096 / sizeof(A);
-  simd::prefetch(row.residual + i + kAhead);
-  simd::prefetch(row.key + i + kAhead);
-}
-
-// Writes `row` and returns the sums of `next`.
+// Writes `row`, returns the sums of `next` and prefetches `soon`.
 template <class A, bool kAdd, bool kStreaming>
-inline GateSums write_and_sum(const OutRow<A>& row, const GateRow<A>& next, int64_t hidden) {
+inline GateSums write_and_sum(const OutRow<A>& row, const GateRow<A>& next, const GateRow<A>& soon,
+                              int64_t hidden) {
   GateSums sums;
   int64_t i = 0;
   for (; i + simd::kPair <= hidden; i += simd::kPair) {
-    prefetch_row(next, i);
+    simd::prefetch(soon.residual + i);
+    simd::prefetch(soon.key + i);
     gate_sum_columns(sums, next, i, i + simd::kPair);
     const Pair y = gated<A, kAdd>(row, i, simd::kPair);
     if constexpr (kStreaming) {
@@ -60,30 +55,47 @@ inline GateSums write_and_sum(const OutRow<A>& row, const GateRow<A>& next, int6
   return sums;
 }
 
-// Walks over the (token, stream) rows of [begin, end), leaving out masked tokens.
-struct Cursor {
-  const GateForwardArgs& args;
-  int64_t token, stream, end;
-
-  Cursor(const GateForwardArgs& a, int64_t first, int64_t last)
-      : args(a), token(first), stream(0), end(last) {
-    skip_masked();
+// Walks over the (token, stream) rows of [begin, end), leaving out masked tokens: blocks of tokens,
+// in a block stream by stream, so that a row of wf is used for a whole block.
+class Cursor {
+ public:
+  Cursor(const GateForwardArgs& args, int64_t begin, int64_t end) : args_(args), end_(end) {
+    open_block(begin);
+    settle();
   }
-  EHC_SIMD bool done() const { return token >= end; }
+  EHC_SIMD bool done() const { return begin_ >= end_; }
+  EHC_SIMD int64_t token() const { return token_; }
+  EHC_SIMD int64_t stream() const { return stream_; }
   EHC_SIMD void advance() {
-    if (++stream < args.streams) return;
-    stream = 0;
-    ++token;
-    skip_masked();
-  }
-  EHC_SIMD void skip_masked() {
-    while (token < end && masked(args.image_token_mask, token)) ++token;
+    ++token_;
+    settle();
   }
   template <class A>
   EHC_SIMD GateRow<A> row() const {
-    return {residual_row<A>(args, token, stream), key_row<A>(args, token, stream),
-            args.weight_fused + stream * args.weight_stream_stride};
+    return {residual_row<A>(args_, token_, stream_), key_row<A>(args_, token_, stream_),
+            args_.weight_fused + stream_ * args_.weight_stream_stride};
   }
+
+ private:
+  static constexpr int64_t kBlock = 16;
+
+  EHC_SIMD void open_block(int64_t begin) {
+    token_ = begin_ = begin;
+    block_end_ = begin + kBlock < end_ ? begin + kBlock : end_;
+    stream_ = 0;
+  }
+  // Moves forward to a token that is not masked.
+  EHC_SIMD void settle() {
+    while (!done()) {
+      while (token_ < block_end_ && masked(args_.image_token_mask, token_)) ++token_;
+      if (token_ < block_end_) return;
+      token_ = begin_;
+      if (++stream_ == args_.streams) open_block(block_end_);
+    }
+  }
+
+  const GateForwardArgs& args_;
+  int64_t end_, begin_ = 0, block_end_ = 0, token_ = 0, stream_ = 0;
 };
 
 template <class A, bool kAdd>
@@ -93,18 +105,23 @@ inline void gate_tokens(const GateForwardArgs& args, int64_t begin, int64_t end)
   GateSums sums;
   gate_sum_columns(sums, current.row<A>(), 0, args.hidden);
   while (!current.done()) {
+    const int64_t token = current.token(), stream = current.stream();
     const GateScalars scalars = gate_scalars(sums, args.hidden, args.eps, args.clamp);
-    save(args, current.token, current.stream, scalars);
-    const OutRow<A> row = {residual_row<A>(args, current.token, current.stream),
-                           value_row<A>(args, current.token),
-                           out_row<A>(args, current.token, current.stream), scalars.alpha};
-    current.advance();
-    // After the last row the sums are taken of the row just written from, and dropped.
+    save(args, token, stream, scalars);
+    const OutRow<A> row = {residual_row<A>(args, token, stream), value_row<A>(args, token),
+                           out_row<A>(args, token, stream), scalars.alpha};
+    // Behind the last row the sums are taken of any row, and dropped.
     GateRow<A> next = {row.residual, row.residual, args.weight_fused};
+    current.advance();
     if (!current.done()) next = current.row<A>();
+    GateRow<A> soon = next;
+    if (Cursor after = current; !after.done()) {
+      after.advance();
+      if (!after.done()) soon = after.row<A>();
+    }
     sums = args.streaming && simd::can_stream(row.out)
-               ? write_and_sum<A, kAdd, true>(row, next, args.hidden)
-               : write_and_sum<A, kAdd, false>(row, next, args.hidden);
+               ? write_and_sum<A, kAdd, true>(row, next, soon, args.hidden)
+               : write_and_sum<A, kAdd, false>(row, next, soon, args.hidden);
   }
 }
 
@@ -113,9 +130,9 @@ inline void gate_statistics(const GateForwardArgs& args, int64_t begin, int64_t 
   for (Cursor at(args, begin, end); !at.done(); at.advance()) {
     GateSums sums;
     gate_sum_columns(sums, at.row<A>(), 0, args.hidden);
-    save(args, at.token, at.stream, gate_scalars(sums, args.hidden, args.eps, args.clamp));
-    if (at.stream == 0 && args.value_mean_square) {
-      args.value_mean_square[at.token] = mean_square(value_row<A>(args, at.token), args.hidden);
+    save(args, at.token(), at.stream(), gate_scalars(sums, args.hidden, args.eps, args.clamp));
+    if (at.stream() == 0 && args.value_mean_square) {
+      args.value_mean_square[at.token()] = mean_square(value_row<A>(args, at.token()), args.hidden);
     }
   }
 }

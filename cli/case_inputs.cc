@@ -1,0 +1,484 @@
+#include "cli/case_inputs.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "cli/case_random.h"
+#include "core/float_formats.h"
+#include "core/parallel.h"
+#include "ehc/error.h"
+
+namespace ehc::cli {
+
+namespace {
+
+constexpr std::string_view kReserved[] = {"with",    "mask",  "index",   "layout",  "fill",
+                                          "seed",    "level", "compare", "measure", "slack",
+                                          "resident"};
+
+std::optional<int64_t> parse_integer(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::optional<Symbol> find_symbol(std::string_view name) {
+  for (int i = 0; i < kSymbolCount; ++i) {
+    if (kSymbols[i].name == name) return static_cast<Symbol>(i);
+  }
+  return std::nullopt;
+}
+
+// First name of "BF16/F16/F32"; A and W stand for bf16.
+DType first_type(const TensorSpec& spec) {
+  std::string_view types = spec.pattern.substr(0, spec.pattern.find('['));
+  if (types.substr(0, 2) == "X:") types = types.substr(2);
+  return dtype_from_name(types.substr(0, types.find('/'))).value_or(DType::bf16);
+}
+
+bool is_integer(DType type) {
+  return type == DType::i64 || type == DType::i32 || type == DType::u8 || type == DType::boolean;
+}
+
+bool is_token_axis(const Expression& e) {
+  return e.is_symbol() && e.steps[0].value == symbol("T");
+}
+
+void store_integer(const Tensor& t, int64_t at, int64_t value) {
+  if (t.dtype == DType::i64) {
+    t.as<int64_t>()[at] = value;
+  } else if (t.dtype == DType::i32) {
+    t.as<int32_t>()[at] = static_cast<int32_t>(value);
+  } else {
+    t.as<uint8_t>()[at] = static_cast<uint8_t>(value);
+  }
+}
+
+int64_t load_integer(const Tensor& t, int64_t at) {
+  if (t.dtype == DType::i64) return t.as<int64_t>()[at];
+  return t.dtype == DType::i32 ? t.as<int32_t>()[at] : t.as<uint8_t>()[at];
+}
+
+// Runs `body(begin, end)` over the elements of large tensors on all cores.
+template <class Body>
+void for_elements(int64_t count, const Body& body) {
+  static Context context = Context::cpu();
+  parallel_for(context, count, 1 << 16, body);
+}
+
+}  // namespace
+
+int64_t evaluate(const Expression& e, const SymbolValues& symbols) {
+  int64_t stack[9] = {};
+  int top = 0;
+  for (uint8_t i = 0; i < e.count; ++i) {
+    const ExpressionStep step = e.steps[i];
+    if (step.code == ExpressionStep::symbol) {
+      if (!symbols.has(step.value)) return -1;
+      stack[top++] = symbols.value[step.value];
+      continue;
+    }
+    if (step.code == ExpressionStep::constant) {
+      stack[top++] = step.value;
+      continue;
+    }
+    const int64_t b = stack[--top];
+    int64_t& a = stack[top - 1];
+    bool bad = false;
+    if (step.code == ExpressionStep::add) bad = __builtin_add_overflow(a, b, &a);
+    if (step.code == ExpressionStep::subtract) bad = __builtin_sub_overflow(a, b, &a);
+    if (step.code == ExpressionStep::multiply) bad = __builtin_mul_overflow(a, b, &a);
+    if (step.code == ExpressionStep::divide) {
+      bad = b == 0 || a % b != 0;
+      if (!bad) a /= b;
+    }
+    if (bad) return -1;
+  }
+  return stack[0];
+}
+
+CaseInputs::CaseInputs(const Operator& op, const CaseLine& line) : op_(op), line_(line) {
+  const size_t count = op.schema.tensors.size();
+  present_.resize(count);
+  dtypes_.resize(count, DType::none);
+  tensors_.resize(count);
+  read_settings();
+  choose_inputs();
+  relate_symbols();
+  for (size_t i = 0; i < count; ++i) {
+    if (present_[i]) make_tensor(i);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (present_[i]) fill(i);
+  }
+  hide_masked_rows();
+}
+
+void CaseInputs::fail_case(const std::string& what) const {
+  throw Error(ErrorKind::contract, "case '" + line_.text() + "': " + what);
+}
+
+// Every key is a reserved word, a dtype class, a symbol, an attribute, a tensor or a range.
+void CaseInputs::read_settings() {
+  const Schema& schema = op_.schema;
+  for (const auto& [key, value] : line_.settings) {
+    if (std::find(std::begin(kReserved), std::end(kReserved), key) != std::end(kReserved)) continue;
+    bool known = false;
+    if (schema.attribute_index(key) >= 0) {
+      attributes_.emplace_back(key, value);
+      known = true;
+    }
+    if (const auto s = find_symbol(key)) {
+      known = true;
+      int64_t product = 1;
+      std::vector<int64_t> dims;
+      for (size_t at = 0; at <= value.size();) {
+        const size_t end = std::min(value.find('x', at), value.size());
+        const auto dim = parse_integer(std::string_view(value).substr(at, end - at));
+        const bool fits = dim && *dim >= 0 && !__builtin_mul_overflow(product, *dim, &product);
+        if (!fits || (end < value.size() && key != "T")) {
+          fail_case(key + ": expected an integer >= 0, got '" + value + "'");
+        }
+        dims.push_back(*dim);
+        at = end + 1;
+      }
+      values_.set(*s, product);
+      if (key == "T") lead_ = dims;
+    }
+    const bool is_range = key.rfind("range.", 0) == 0;
+    if (is_range || key == "A" || key == "W") known = true;
+    const auto type = dtype_from_name(value);
+    for (size_t i = 0; i < schema.tensors.size(); ++i) {
+      const TensorSpec& spec = schema.tensors[i];
+      const std::string_view types = spec.pattern.substr(0, spec.pattern.find('['));
+      if (spec.is_output || (spec.name != key && types != key)) continue;
+      if (!type || !contains(spec.dtypes, *type)) {
+        fail_case(key + ": expected a dtype of '" + std::string(spec.pattern) + "', got '" +
+                  value + "'");
+      }
+      dtypes_[i] = *type;
+      known = true;
+    }
+    if (!known) {
+      fail_case("'" + key + "': expected a symbol, an attribute, a tensor or a word of cases.md");
+    }
+  }
+}
+
+// Required inputs, those named by `with` and what their groups bring along.
+void CaseInputs::choose_inputs() {
+  const Schema& schema = op_.schema;
+  std::vector<bool> wanted(present_.size());
+  std::string_view rest = line_.settings.empty() ? std::string_view{} : std::string_view{};
+  const std::string with = line_.get("with");
+  for (rest = with; !rest.empty();) {
+    const size_t comma = rest.find(',');
+    const int index = schema.tensor_index(rest.substr(0, comma), false);
+    if (index < 0 || !schema.tensors[static_cast<size_t>(index)].is_optional) {
+      fail_case("with: expected optional inputs, got '" + std::string(rest.substr(0, comma)) + "'");
+    }
+    wanted[static_cast<size_t>(index)] = true;
+    rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
+  }
+  for (size_t i = 0; i < present_.size(); ++i) {
+    const TensorSpec& spec = schema.tensors[i];
+    present_[i] = !spec.is_output && (!spec.is_optional || wanted[i]);
+  }
+  for (const GroupSpec& group : schema.groups) {
+    if (schema.tensors[group.first[0]].is_output) continue;
+    const auto any = [&](const auto& list, uint8_t size) {
+      return std::any_of(list.begin(), list.begin() + size, [&](uint8_t i) { return wanted[i]; });
+    };
+    const bool second = any(group.second, group.second_count);
+    const bool first = group.kind == GroupSpec::one_of ? !second : any(group.first, group.first_count);
+    for (uint8_t i = 0; i < group.first_count; ++i) present_[group.first[i]] = first;
+    for (uint8_t i = 0; i < group.second_count; ++i) present_[group.second[i]] = second;
+  }
+}
+
+// Symbols that follow from attributes, absent tensors and the relations of the contract.
+void CaseInputs::relate_symbols() {
+  DynamicCall call(op_);
+  set_attributes(call);
+  const Schema& schema = op_.schema;
+  for (size_t i = 0; i < schema.attributes.size(); ++i) {
+    const AttributeSpec& a = schema.attributes[i];
+    if (!a.binds.is_symbol() || a.type != AttributeType::integer) continue;
+    const AttributeValue v = call.attribute(i);
+    if (v.present && v.integer >= 0 && !values_.has(a.binds.steps[0].value)) {
+      values_.set(a.binds.steps[0].value, v.integer);
+    }
+  }
+  for (const SymbolDefault& s : schema.defaults) {
+    if (!present_[s.tensor_index] && !values_.has(s.index)) values_.set(s.index, s.value);
+  }
+  constexpr std::pair<std::string_view, std::string_view> kRelations[] = {
+      {"K", "n*d"}, {"N", "n*n+2*n"}, {"C", "(Nmax-1)*Kh"}};
+  for (const auto& [name, formula] : kRelations) {
+    const int64_t value = evaluate(parse::expression(formula), values_);
+    if (value >= 0 && !values_.has(symbol(name))) values_.set(symbol(name), value);
+  }
+}
+
+void CaseInputs::make_tensor(size_t index) {
+  const TensorSpec& spec = op_.schema.tensors[index];
+  const DType type = dtypes_[index] != DType::none ? dtypes_[index] : first_type(spec);
+  int64_t shape[kMaxRank] = {};
+  int rank = 0;
+  double elements = 1;
+  for (uint8_t k = 0; k < spec.shape.rank; ++k) {
+    const Expression& e = spec.shape.dims[k];
+    if (e.optional_axis && evaluate(e, values_) < 0) continue;
+    if (k == 0 && op_.schema.flattens && is_token_axis(e) && lead_.size() > 1) {
+      if (lead_.size() + spec.shape.rank - 1 > kMaxRank) fail_case("T: too many dimensions");
+      for (const int64_t dim : lead_) shape[rank++] = dim;
+      elements *= static_cast<double>(tokens());
+      continue;
+    }
+    const int64_t dim = evaluate(e, values_);
+    if (dim < 0) {
+      fail_case("tensor '" + std::string(spec.name) + "' " + std::string(spec.pattern) +
+                ": a symbol has no value, or the dimension is no integer >= 0");
+    }
+    elements *= static_cast<double>(dim);
+    shape[rank++] = dim;
+  }
+  if (elements * static_cast<double>(size_of(type)) > 0x1p46) {
+    fail_case("tensor '" + std::string(spec.name) + "': larger than 64 TiB");
+  }
+  Tensor& t = tensors_[index];
+  t = Tensor(nullptr, type, shape, rank);
+  memory_.emplace_back(Context::cpu(1), static_cast<size_t>(t.numel()) * size_of(type));
+  t.data = memory_.back().data();
+}
+
+void CaseInputs::set_attributes(DynamicCall& call) const {
+  for (const auto& [name, text] : attributes_) call.set_attribute_text(name, text);
+}
+
+void CaseInputs::fill(size_t index) {
+  const TensorSpec& spec = op_.schema.tensors[index];
+  const std::string seed_text = line_.get("seed", "1");
+  const auto seed = parse_integer(seed_text);
+  if (!seed) fail_case("seed: expected an integer, got '" + seed_text + "'");
+  const uint64_t stream = random_stream(static_cast<uint64_t>(*seed), spec.name);
+  if (is_integer(tensors_[index].dtype)) {
+    fill_integers(index, stream);
+  } else {
+    fill_floats(index, stream);
+  }
+}
+
+namespace {
+
+struct Range {
+  int64_t least = 0;
+  int64_t most = 0;
+};
+
+// Ascending offsets 0 = o_0 <= ... <= o_count = total; with three parts or more one is empty.
+void fill_boundaries(const Tensor& t, int64_t total, uint64_t seed) {
+  const int64_t parts = t.numel() - 1;
+  std::vector<int64_t> cuts(static_cast<size_t>(parts) + 1, 0);
+  for (int64_t i = 1; i < parts; ++i) {
+    cuts[static_cast<size_t>(i)] = random_integer(seed, i, 0, total);
+  }
+  cuts.back() = parts > 0 ? total : 0;
+  std::sort(cuts.begin(), cuts.end());
+  if (parts >= 3) cuts[2] = cuts[1];
+  for (int64_t i = 0; i <= parts; ++i) store_integer(t, i, cuts[static_cast<size_t>(i)]);
+}
+
+// Exclusive prefix sums of each layer's sizes.
+void fill_offsets(const Tensor& offsets, const Tensor& sizes) {
+  const int64_t columns = offsets.shape[1];
+  for (int64_t l = 0; l < offsets.shape[0]; ++l) {
+    int64_t sum = 0;
+    for (int64_t c = 0; c < columns; ++c) {
+      store_integer(offsets, l * columns + c, sum);
+      sum += load_integer(sizes, l * columns + c);
+    }
+  }
+}
+
+void fill_text(const Tensor& t, uint64_t seed) {
+  constexpr std::string_view kLetters = " aAbBcCdDeEzZ09 .,-";
+  for (int64_t i = 0; i < t.numel(); ++i) {
+    store_integer(t, i, kLetters[random_bits(seed, i) % kLetters.size()]);
+  }
+}
+
+}  // namespace
+
+// Meaning by the tensor's name; anything else is uniform in [0, 100].
+void CaseInputs::fill_integers(size_t index, uint64_t seed) {
+  const Tensor& t = tensors_[index];
+  const std::string name(op_.schema.tensors[index].name);
+  const int64_t count = t.numel();
+  const bool extreme = line_.get("fill") == "extreme";
+  if (name == "cu_seqlens") return fill_boundaries(t, tokens(), seed);
+  if (name == "text_offsets") return fill_boundaries(t, value_of(symbol("text_bytes")), seed);
+  if (name == "raw_offsets") return fill_boundaries(t, value_of(symbol("raw_bytes")), seed);
+  if (name == "texts" || name == "raw_tokens") return fill_text(t, seed);
+  const int sizes = op_.schema.tensor_index("vocab_sizes", false);
+  if (name == "offsets" && sizes >= 0) {
+    return fill_offsets(t, tensors_[static_cast<size_t>(sizes)]);
+  }
+  if (name == "image_token_mask") {
+    const std::string pattern = line_.get("mask", "alternating");
+    if (pattern != "none" && pattern != "all" && pattern != "alternating" && pattern != "random" &&
+        pattern != "first" && pattern != "last") {
+      fail_case("mask: expected none, all, alternating, random, first or last, got '" + pattern +
+                "'");
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const bool masked = pattern == "all" || (pattern == "alternating" && i % 2 == 1) ||
+                          (pattern == "random" && random_bits(seed, i) % 3 == 0) ||
+                          (pattern == "first" && i == 0) || (pattern == "last" && i == count - 1);
+      store_integer(t, i, masked ? 1 : 0);
+    }
+    return;
+  }
+
+  const int64_t rows = value_of(symbol("rows"));
+  const int64_t vocabulary = value_of(symbol("V"));
+  Range range{0, 100};
+  if (name == "indices") range = {-1, rows - 1};
+  if (name == "ids") range = {-1, values_.has(symbol("V")) ? vocabulary - 1 : 129279};
+  if (name == "window") range = {0, 129279};
+  if (name == "history") range = {-1, 129279};
+  if (name == "table") range = {0, std::max<int64_t>(0, vocabulary - 1)};
+  if (name == "vocab_sizes") range = {1, 1000000};
+  if (name == "multipliers") range = {1, int64_t{1} << 46};
+  if (name == "weight") range = {0, 255};
+  if (name == "scale") range = {110, 140};
+  if (extreme) {
+    if (name == "window") range = {INT32_MIN, INT32_MAX};
+    if (name == "ids") range.least = INT32_MIN;
+    if (name == "multipliers") range = {INT64_MIN, INT64_MAX};
+    if (name == "scale") range = {0, 255};
+    if (name == "vocab_sizes") range = {1, INT32_MAX / std::max<int64_t>(1, value_of(symbol("C")))};
+  }
+  const std::string text = line_.get("range." + name);
+  if (!text.empty()) {
+    const size_t colon = text.find(':');
+    const auto least = parse_integer(std::string_view(text).substr(0, colon));
+    const auto most = colon == std::string::npos
+                          ? least
+                          : parse_integer(std::string_view(text).substr(colon + 1));
+    if (!least || !most || *least > *most) {
+      fail_case("range." + name + ": expected least:most, got '" + text + "'");
+    }
+    range = {*least, *most};
+  }
+  const std::string pattern = name == "indices" ? line_.get("index", "random") : "random";
+  if (pattern != "random" && pattern != "none" && pattern != "same" && pattern != "ascending") {
+    fail_case("index: expected random, none, same or ascending, got '" + pattern + "'");
+  }
+  for_elements(count, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      int64_t value = random_integer(seed, i, range.least, range.most);
+      if (name == "indices" && random_bits(seed + 1, i) % 8 == 0) value = -1;
+      if (name == "multipliers") value |= 1;
+      if (pattern == "none") value = -1;
+      if (pattern == "same") value = rows - 1;
+      if (pattern == "ascending") value = rows > 0 ? i % rows : -1;
+      store_integer(t, i, value);
+    }
+  });
+}
+
+namespace {
+
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+// What a tensor of this name usually holds, as scale * x + shift of a standard normal x; positive
+// quantities take its absolute value.
+struct Shape1 {
+  float scale = 1;
+  float shift = 0;
+  bool positive = false;
+};
+
+}  // namespace
+
+void CaseInputs::fill_floats(size_t index, uint64_t seed) {
+  const Tensor& t = tensors_[index];
+  const TensorSpec& spec = op_.schema.tensors[index];
+  const std::string_view name = spec.name;
+  const std::string kind = line_.get("fill", "normal");
+  if (kind != "normal" && kind != "extreme" && kind != "zero" && kind != "nan" && kind != "inf") {
+    fail_case("fill: expected normal, extreme, zero, nan or inf, got '" + kind + "'");
+  }
+  if (size_of(t.dtype) == 1) {  // formats of rows: any byte, or exponents near 1
+    const bool scale = t.dtype == DType::f8_e8m0;
+    const bool whole = kind == "extreme" || kind == "nan";
+    for (int64_t i = 0; i < t.numel(); ++i) {
+      auto byte = static_cast<uint8_t>(random_bits(seed, i));
+      if (scale && !whole) byte = static_cast<uint8_t>(110 + byte % 30);
+      if (!scale && !whole && (byte & 0x7fU) == 0x7fU) byte = 0x3c;
+      t.as<uint8_t>()[i] = byte;
+    }
+    return;
+  }
+  Shape1 law;
+  if (ends_with(name, "norm_weight") || name == "weight_hidden" || name == "weight_embed") {
+    law = {0.25F, 1, false};
+  } else if (name == "weight" && value_of(symbol("E")) > 0) {
+    law = {1 / std::sqrt(static_cast<float>(value_of(symbol("E")))), 0, false};
+  } else if (name == "post" || name == "pre" || name == "comb" || name == "row_scale" ||
+             name == "col_scale" || name.substr(0, 4) == "rstd" || name.substr(0, 3) == "sqr") {
+    law = {0.5F, 0.25F, true};
+  }
+  const bool by_token = spec.shape.rank > 0 && is_token_axis(spec.shape.dims[0]);
+  const int64_t width = t.rank > 0 ? std::max<int64_t>(1, t.shape[t.rank - 1]) : 1;
+  const bool half = t.dtype == DType::f16;
+  for_elements(t.numel(), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const uint64_t bits = random_bits(seed, i);
+      float x = random_normal(bits);
+      if (law.positive) x = std::fabs(x);
+      x = x * law.scale + law.shift;
+      const uint64_t dice = random_bits(seed + 1, kind == "normal" ? 0 : i);
+      if (kind == "extreme" && by_token) {
+        // Rows of very different size, zeros of both signs, subnormal elements.
+        const auto power = static_cast<int>(random_bits(seed + 2, i / width) % (half ? 12 : 40));
+        x = std::ldexp(x, power - (half ? 8 : 20));
+        if (dice % 16 == 0) x = std::copysign(0.0F, x);
+        if (dice % 16 == 1) x = std::ldexp(x, half ? -10 : -110);
+      }
+      if (kind == "zero") x = (dice & 1U) != 0 ? 0.0F : -0.0F;
+      if (kind == "nan" && by_token && dice % 64 == 0) x = std::numeric_limits<float>::quiet_NaN();
+      if (kind == "inf" && by_token && dice % 64 == 0) {
+        x = std::copysign(std::numeric_limits<float>::infinity(), x);
+      }
+      store_float(t.data, t.dtype, i, x);
+    }
+  });
+}
+
+// The contract: rows of masked tokens are never read. NaN there shows whoever does.
+void CaseInputs::hide_masked_rows() {
+  const int mask_index = op_.schema.tensor_index("image_token_mask", false);
+  if (mask_index < 0 || !present_[static_cast<size_t>(mask_index)]) return;
+  const Tensor& mask = tensors_[static_cast<size_t>(mask_index)];
+  for (const std::string_view name : {"kv", "key", "value", "gated_value"}) {
+    const int index = op_.schema.tensor_index(name, false);
+    if (index < 0 || !present_[static_cast<size_t>(index)]) continue;
+    const Tensor& t = tensors_[static_cast<size_t>(index)];
+    const int64_t row = tokens() > 0 ? t.numel() / tokens() : 0;
+    for (int64_t i = 0; i < tokens() * row; ++i) {
+      if (mask.as<uint8_t>()[i / row] == 0) continue;
+      store_float(t.data, t.dtype, i, std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+}
+
+}  // namespace ehc::cli

@@ -1,0 +1,58 @@
+// The inputs of a case: shapes from the operator's table, values from a counter-based generator,
+// so that a case is the same data everywhere and in any order.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "cli/case_list.h"
+#include "core/dynamic_call.h"
+#include "ehc/memory.h"
+
+namespace ehc::cli {
+
+class CaseInputs {
+ public:
+  // Throws Error{contract} that names the case's key, symbol or tensor at fault.
+  CaseInputs(const Operator& op, const CaseLine& line);
+
+  [[nodiscard]] const Operator& op() const { return op_; }
+  [[nodiscard]] const CaseLine& line() const { return line_; }
+  // By tensor index: contiguous host tensors, or absent ones.
+  [[nodiscard]] const std::vector<Tensor>& tensors() const { return tensors_; }
+  // Tokens of the case, all leading dimensions multiplied.
+  [[nodiscard]] int64_t tokens() const { return value_of(symbol("T")); }
+  [[nodiscard]] int lead_rank() const { return static_cast<int>(lead_.size()); }
+  // 0 when the case does not have the symbol.
+  [[nodiscard]] int64_t value_of(Symbol s) const { return values_.has(s) ? values_.value[s] : 0; }
+
+  // Sets the case's attributes; inputs are the caller's to place.
+  void set_attributes(DynamicCall& call) const;
+
+ private:
+  void read_settings();
+  void choose_inputs();
+  void relate_symbols();
+  void make_tensor(size_t index);
+  void fill(size_t index);
+  void fill_integers(size_t index, uint64_t seed);
+  void fill_floats(size_t index, uint64_t seed);
+  void hide_masked_rows();
+  [[noreturn]] void fail_case(const std::string& what) const;
+
+  const Operator& op_;
+  CaseLine line_;
+  std::vector<std::pair<std::string, std::string>> attributes_;
+  SymbolValues values_;
+  std::vector<int64_t> lead_;            // the dimensions that T stands for
+  std::vector<bool> present_;            // by tensor index
+  std::vector<DType> dtypes_;            // chosen by the case, or none
+  std::vector<Tensor> tensors_;
+  std::vector<Buffer> memory_;
+};
+
+// Value of a dimension; -1 when a symbol is missing or a division leaves a rest.
+int64_t evaluate(const Expression& expression, const SymbolValues& symbols);
+
+}  // namespace ehc::cli

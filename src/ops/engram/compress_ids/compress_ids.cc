@@ -1,0 +1,89 @@
+#include "ehc/engram/compress_ids.h"
+
+#include <limits>
+
+#include "core/parallel.h"
+#include "core/registry.h"
+#include "ops/engram/compress_ids/compress_ids_args.h"
+
+namespace ehc::engram {
+
+void compress_ids_reference(const CompressIdsArgs& args, int64_t begin, int64_t end);
+
+namespace {
+
+using P = CompressIds;
+
+constexpr auto kTable =
+    table("engram.compress_ids", "1.1", "from token ids to compressed ids",
+          in<&P::ids>("ids", "I32/I64[T]"), in<&P::table>("table", "I32[V]").packed(),
+          attribute<&P::checked>("checked"), out<&P::compressed_ids>("compressed_ids", "I32[T]"));
+
+// `most` is the largest id allowed; the smallest is that of I32.
+template <class Id>
+void check_range(const Schema& schema, const Tensor& tensor, int64_t tokens, int64_t most) {
+  constexpr int64_t kLeast = std::numeric_limits<int32_t>::min();
+  const auto* ids = tensor.as<const Id>();
+  Id largest = 0;
+  Id smallest = 0;
+  for (int64_t t = 0; t < tokens; ++t) {
+    largest = ids[t] > largest ? ids[t] : largest;
+    smallest = ids[t] < smallest ? ids[t] : smallest;
+  }
+  if ((tokens == 0 || largest <= most) && smallest >= kLeast) return;
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (ids[t] <= most && ids[t] >= kLeast) continue;
+    fail_tensor(schema, "ids",
+                ids[t] < 0 ? "negative ids that fit I32" : "ids <= " + std::to_string(most),
+                std::to_string(ids[t]) + " at position " + std::to_string(t));
+  }
+}
+
+void check_ids(const Schema& schema, const Bound& b, const void* params) {
+  const P& p = *static_cast<const P*>(params);
+  if (p.ids.device != Device::cpu) return;
+  const int64_t most = p.checked ? b["V"] - 1 : std::numeric_limits<int64_t>::max();
+  if (p.ids.dtype == DType::i64) {
+    check_range<int64_t>(schema, p.ids, b["T"], most);
+  } else {
+    check_range<int32_t>(schema, p.ids, b["T"], most);
+  }
+}
+
+void run_reference(const Call& call) {
+  const P& p = *static_cast<const P*>(call.params);
+  const CompressIdsArgs args = {.ids = p.ids.data,
+                                .table = p.table.as<int32_t>(),
+                                .compressed = p.compressed_ids.as<int32_t>(),
+                                .tokens = call.bound["T"],
+                                .vocab = call.bound["V"],
+                                .ids_are_64 = p.ids.dtype == DType::i64};
+  parallel_for(call.context, args.tokens, 16384,
+               [&](int64_t begin, int64_t end) { compress_ids_reference(args, begin, end); });
+}
+
+constexpr Implementation kImplementations[] = {
+    {"reference", Device::cpu, nullptr, &run_reference, nullptr},
+};
+
+constexpr Operator kCompressIds = [] {
+  Operator op = make_operator<P>(kTable, kImplementations);
+  op.rules = &check_ids;
+  return op;
+}();
+
+}  // namespace
+
+void compress_ids(Context& context, const CompressIds& params) {
+  invoke(kCompressIds, context, params);
+}
+size_t workspace_bytes(const Context& context, const CompressIds& params) {
+  return ehc::workspace_bytes(kCompressIds, context, params);
+}
+
+std::span<const Operator* const> compress_ids_operators() {
+  static constexpr const Operator* kAll[] = {&kCompressIds};
+  return kAll;
+}
+
+}  // namespace ehc::engram

@@ -1,0 +1,24 @@
+// The formula; it is a plain gather from a small table, so there is no other CPU kernel.
+#include "ops/engram/compress_ids/compress_ids_args.h"
+
+namespace ehc::engram {
+
+namespace {
+
+template <class Id>
+void compress(const CompressIdsArgs& a, int64_t begin, int64_t end) {
+  const auto* ids = static_cast<const Id*>(a.ids);
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t id = ids[t];
+    const bool known = id >= 0 && id < a.vocab;
+    a.compressed[t] = known ? a.table[id] : id < 0 ? static_cast<int32_t>(id) : -1;
+  }
+}
+
+}  // namespace
+
+void compress_ids_reference(const CompressIdsArgs& a, int64_t begin, int64_t end) {
+  a.ids_are_64 ? compress<int64_t>(a, begin, end) : compress<int32_t>(a, begin, end);
+}
+
+}  // namespace ehc::engram

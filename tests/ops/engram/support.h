@@ -1,0 +1,193 @@
+// What the tests of the forward operators share: arrays with any layout, random values, and the
+// implementations that this processor runs.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backends/cpu/isa.h"
+#include "cli/compare.h"
+#include "cli/op_file.h"
+#include "core/float_formats.h"
+#include "core/registry.h"
+#include "ehc/error.h"
+#include "ehc/tensor.h"
+#include "tables/safetensors.h"
+
+namespace ehc::test {
+
+// Distance of rows beyond what they need, and of the first element from a 64-byte border.
+struct Layout {
+  int64_t row_padding = 0;
+  int64_t offset = 0;
+};
+
+// An array of its own with row-major axes, rows possibly apart, filled with zeros.
+class Array {
+ public:
+  Array() = default;
+  Array(Array&&) = default;
+  Array& operator=(Array&&) = default;
+  Array(DType type, std::vector<int64_t> shape, Layout layout = {}) : offset_(layout.offset) {
+    tensor_ = Tensor(nullptr, type, shape.data(), static_cast<int>(shape.size()));
+    int64_t step = 1;
+    for (int k = tensor_.rank - 1; k >= 0; --k) {
+      tensor_.stride[k] = step;
+      step = step * std::max<int64_t>(1, tensor_.shape[k]) + layout.row_padding;
+    }
+    memory_.assign((static_cast<size_t>(step + offset_) * size_of(type)) + 64, 0);
+  }
+
+  [[nodiscard]] Tensor view() const {
+    Tensor t = tensor_;
+    auto at = reinterpret_cast<uintptr_t>(memory_.data());
+    at = (at + 63) / 64 * 64 + static_cast<uintptr_t>(offset_) * size_of(t.dtype);
+    t.data = reinterpret_cast<void*>(at);
+    return t;
+  }
+  operator Tensor() const { return view(); }  // NOLINT: an Array is used as a tensor
+
+  [[nodiscard]] int64_t size() const { return tensor_.numel(); }
+  // Position of element `i` in row-major order.
+  [[nodiscard]] int64_t at(int64_t i) const {
+    int64_t position = 0;
+    for (int k = tensor_.rank - 1; k >= 0; --k) {
+      position += i % tensor_.shape[k] * tensor_.stride[k];
+      i /= tensor_.shape[k];
+    }
+    return position;
+  }
+  [[nodiscard]] float get(int64_t i) const { return load_float(view().data, tensor_.dtype, at(i)); }
+  void set(int64_t i, float x) { store_float(view().data, tensor_.dtype, at(i), x); }
+  template <class T>
+  [[nodiscard]] T& element(int64_t i) const {
+    return view().as<T>()[at(i)];
+  }
+
+  void fill(float x) {
+    for (int64_t i = 0; i < size(); ++i) set(i, x);
+  }
+  // Values of about unit size around `mean`.
+  static Array random(DType type, std::vector<int64_t> shape, uint32_t seed, float mean = 0) {
+    Array array(type, std::move(shape));
+    std::mt19937 generator(seed);
+    for (int64_t i = 0; i < array.size(); ++i) {
+      float x = -2;
+      for (int k = 0; k < 4; ++k) x += static_cast<float>(generator() >> 8) * 0x1p-24F;
+      array.set(i, mean + x * 1.7F);
+    }
+    return array;
+  }
+  // The same values in another layout or type.
+  [[nodiscard]] Array copy(Layout layout = {}) const { return copy(tensor_.dtype, layout); }
+  [[nodiscard]] Array copy(DType type, Layout layout = {}) const {
+    Array other(type, std::vector<int64_t>(tensor_.shape, tensor_.shape + tensor_.rank), layout);
+    for (int64_t i = 0; i < size(); ++i) {
+      if (type == tensor_.dtype) {
+        std::memcpy(other.raw(i), raw(i), size_of(type));
+      } else {
+        other.set(i, get(i));
+      }
+    }
+    return other;
+  }
+  // Elements in row-major order as bytes.
+  [[nodiscard]] std::string bits() const {
+    std::string out;
+    for (int64_t i = 0; i < size(); ++i) out.append(raw(i), size_of(tensor_.dtype));
+    return out;
+  }
+  // The same of rows [begin, end) of the first axis.
+  [[nodiscard]] std::string bits(int64_t begin, int64_t end) const {
+    const auto row = bits().size() / static_cast<size_t>(tensor_.shape[0]);
+    return bits().substr(static_cast<size_t>(begin) * row, static_cast<size_t>(end - begin) * row);
+  }
+  // Rows [begin, end) of the first axis.
+  [[nodiscard]] Tensor rows(int64_t begin, int64_t end) const {
+    return view().slice(0, begin, end);
+  }
+
+ private:
+  [[nodiscard]] char* raw(int64_t i) const {
+    return static_cast<char*>(view().data) + at(i) * static_cast<int64_t>(size_of(tensor_.dtype));
+  }
+  int64_t offset_ = 0;
+  Tensor tensor_;
+  std::vector<unsigned char> memory_;
+};
+
+// Names of the CPU implementations of an operator that run here.
+inline std::vector<std::string> implementations(const char* op_name) {
+  std::vector<std::string> names;
+  for (const Implementation& impl : find_operator(op_name)->implementations) {
+    bool runs = impl.device == Device::cpu;
+    for (const Isa isa : {Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::generic}) {
+      if (impl.name == "cpu." + std::string(isa_name(isa))) runs = cpu_supports(isa);
+    }
+    if (runs) names.emplace_back(impl.name);
+  }
+  return names;
+}
+
+inline Context context_for(const std::string& implementation, int threads = 1) {
+  Context context = Context::cpu(threads);
+  context.set_implementation(implementation);
+  return context;
+}
+
+// Text of the contract error that `call` throws, or "none".
+template <class Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e.kind() == ErrorKind::contract ? e.what() : "another kind of error";
+  }
+  return "none";
+}
+
+// `got` against `expected` of the same type by the default rule of `ehc op --check`.
+inline void expect_close(const Tensor& got, const Tensor& expected, const std::string& what) {
+  const auto result =
+      cli::compare(got, expected, cli::default_tolerance(expected), /*sum_first_axis=*/false);
+  EXPECT_TRUE(result.equal) << what << ": max error " << result.max_error << ", " << result.max_ulp
+                            << " ulp, failing " << result.failing << " " << result.note;
+}
+
+// Runs every golden file of an operator through every implementation.
+inline void expect_golden(const std::string& op_name) {
+  namespace fs = std::filesystem;
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(fs::path(EHC_SOURCE_DIR) / "tests" / "golden")) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind(op_name + ".", 0) != 0) continue;
+    ++files;
+    for (const std::string& impl : implementations(op_name.c_str())) {
+      const auto file = tables::SafetensorsFile::open(entry.path().string());
+      const cli::OpFile op_file = cli::read_op_file(file);
+      DynamicCall call(*find_operator(op_name));
+      cli::bind_op_file(call, op_file, {});
+      const auto rules = cli::tolerances(call.schema(), op_file.metadata);
+      const cli::OpResult result = cli::run_call(call, Device::cpu, impl, 2);
+      EXPECT_FALSE(result.outputs.empty()) << name;
+      for (const auto& output : result.outputs) {
+        const auto found = op_file.expected.find(output.name);
+        ASSERT_NE(found, op_file.expected.end()) << name << " " << output.name;
+        const auto rule = rules.find(output.name);
+        ASSERT_NE(rule, rules.end()) << name << " " << output.name;
+        const auto r = cli::compare(output.tensor, found->second, rule->second, output.partial);
+        EXPECT_TRUE(r.equal) << name << " " << impl << " " << output.name << ": max error "
+                             << r.max_error << ", " << r.max_ulp << " ulp " << r.note;
+      }
+    }
+  }
+  EXPECT_GT(files, 4) << "golden files of " << op_name;
+}
+
+}  // namespace ehc::test
