@@ -16,10 +16,6 @@ namespace ehc::cli {
 
 namespace {
 
-constexpr std::string_view kReserved[] = {"with",    "mask",  "index",   "layout",  "fill",
-                                          "seed",    "level", "compare", "measure", "slack",
-                                          "resident"};
-
 std::optional<int64_t> parse_integer(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -45,9 +41,7 @@ bool is_integer(DType type) {
   return type == DType::i64 || type == DType::i32 || type == DType::u8 || type == DType::boolean;
 }
 
-bool is_token_axis(const Expression& e) {
-  return e.is_symbol() && e.steps[0].value == symbol("T");
-}
+bool is_token_axis(const Expression& e) { return e.is_symbol() && e.steps[0].value == symbol("T"); }
 
 void store_integer(const Tensor& t, int64_t at, int64_t value) {
   if (t.dtype == DType::i64) {
@@ -73,12 +67,18 @@ void for_elements(int64_t count, const Body& body) {
 
 }  // namespace
 
+bool is_case_word(std::string_view key) {
+  constexpr std::string_view kWords[] = {"with",  "mask",    "index",   "memory", "fill",    "data",
+                                         "level", "compare", "measure", "slack",  "resident"};
+  return std::find(std::begin(kWords), std::end(kWords), key) != std::end(kWords);
+}
+
 int64_t evaluate(const Expression& e, const SymbolValues& symbols) {
   int64_t stack[9] = {};
   int top = 0;
   for (uint8_t i = 0; i < e.count; ++i) {
     const ExpressionStep step = e.steps[i];
-    if (step.code == ExpressionStep::symbol) {
+    if (step.code == ExpressionStep::variable) {
       if (!symbols.has(step.value)) return -1;
       stack[top++] = symbols.value[step.value];
       continue;
@@ -127,7 +127,7 @@ void CaseInputs::fail_case(const std::string& what) const {
 void CaseInputs::read_settings() {
   const Schema& schema = op_.schema;
   for (const auto& [key, value] : line_.settings) {
-    if (std::find(std::begin(kReserved), std::end(kReserved), key) != std::end(kReserved)) continue;
+    if (is_case_word(key)) continue;
     bool known = false;
     if (schema.attribute_index(key) >= 0) {
       attributes_.emplace_back(key, value);
@@ -158,8 +158,8 @@ void CaseInputs::read_settings() {
       const std::string_view types = spec.pattern.substr(0, spec.pattern.find('['));
       if (spec.is_output || (spec.name != key && types != key)) continue;
       if (!type || !contains(spec.dtypes, *type)) {
-        fail_case(key + ": expected a dtype of '" + std::string(spec.pattern) + "', got '" +
-                  value + "'");
+        fail_case(key + ": expected a dtype of '" + std::string(spec.pattern) + "', got '" + value +
+                  "'");
       }
       dtypes_[i] = *type;
       known = true;
@@ -174,9 +174,8 @@ void CaseInputs::read_settings() {
 void CaseInputs::choose_inputs() {
   const Schema& schema = op_.schema;
   std::vector<bool> wanted(present_.size());
-  std::string_view rest = line_.settings.empty() ? std::string_view{} : std::string_view{};
   const std::string with = line_.get("with");
-  for (rest = with; !rest.empty();) {
+  for (std::string_view rest = with; !rest.empty();) {
     const size_t comma = rest.find(',');
     const int index = schema.tensor_index(rest.substr(0, comma), false);
     if (index < 0 || !schema.tensors[static_cast<size_t>(index)].is_optional) {
@@ -195,7 +194,8 @@ void CaseInputs::choose_inputs() {
       return std::any_of(list.begin(), list.begin() + size, [&](uint8_t i) { return wanted[i]; });
     };
     const bool second = any(group.second, group.second_count);
-    const bool first = group.kind == GroupSpec::one_of ? !second : any(group.first, group.first_count);
+    const bool first =
+        group.kind == GroupSpec::one_of ? !second : any(group.first, group.first_count);
     for (uint8_t i = 0; i < group.first_count; ++i) present_[group.first[i]] = first;
     for (uint8_t i = 0; i < group.second_count; ++i) present_[group.second[i]] = second;
   }
@@ -263,9 +263,9 @@ void CaseInputs::set_attributes(DynamicCall& call) const {
 
 void CaseInputs::fill(size_t index) {
   const TensorSpec& spec = op_.schema.tensors[index];
-  const std::string seed_text = line_.get("seed", "1");
+  const std::string seed_text = line_.get("data", "1");
   const auto seed = parse_integer(seed_text);
-  if (!seed) fail_case("seed: expected an integer, got '" + seed_text + "'");
+  if (!seed) fail_case("data: expected an integer, got '" + seed_text + "'");
   const uint64_t stream = random_stream(static_cast<uint64_t>(*seed), spec.name);
   if (is_integer(tensors_[index].dtype)) {
     fill_integers(index, stream);
@@ -401,7 +401,7 @@ bool ends_with(std::string_view text, std::string_view end) {
 
 // What a tensor of this name usually holds, as scale * x + shift of a standard normal x; positive
 // quantities take its absolute value.
-struct Shape1 {
+struct Law {
   float scale = 1;
   float shift = 0;
   bool positive = false;
@@ -428,7 +428,7 @@ void CaseInputs::fill_floats(size_t index, uint64_t seed) {
     }
     return;
   }
-  Shape1 law;
+  Law law;
   if (ends_with(name, "norm_weight") || name == "weight_hidden" || name == "weight_embed") {
     law = {0.25F, 1, false};
   } else if (name == "weight" && value_of(symbol("E")) > 0) {

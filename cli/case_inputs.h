@@ -45,12 +45,15 @@ class CaseInputs {
   CaseLine line_;
   std::vector<std::pair<std::string, std::string>> attributes_;
   SymbolValues values_;
-  std::vector<int64_t> lead_;            // the dimensions that T stands for
-  std::vector<bool> present_;            // by tensor index
-  std::vector<DType> dtypes_;            // chosen by the case, or none
+  std::vector<int64_t> lead_;  // the dimensions that T stands for
+  std::vector<bool> present_;  // by tensor index
+  std::vector<DType> dtypes_;  // chosen by the case, or none
   std::vector<Tensor> tensors_;
   std::vector<Buffer> memory_;
 };
+
+// Keys of a case that are neither symbol, attribute nor tensor; no operator may name one so.
+bool is_case_word(std::string_view key);
 
 // Value of a dimension; -1 when a symbol is missing or a division leaves a rest.
 int64_t evaluate(const Expression& expression, const SymbolValues& symbols);

@@ -3,8 +3,8 @@
 #include <charconv>
 #include <map>
 
+#include "core/file_io.h"
 #include "ehc/error.h"
-#include "tables/file_io.h"
 
 namespace ehc::cli {
 
@@ -116,7 +116,7 @@ std::vector<CaseLine> parse_cases(std::string_view text, const std::string& sour
 }
 
 std::vector<CaseLine> read_case_file(const std::string& path) {
-  const tables::InputFile file(path);
+  const InputFile file(path);
   std::string text(file.size(), '\0');
   file.read(0, text.data(), text.size());
   return parse_cases(text, path);

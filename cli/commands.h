@@ -28,5 +28,6 @@ void add_tokmap_command(CLI::App& app);
 void add_layout_command(CLI::App& app);
 void add_check_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
+void add_pipeline_command(CLI::App& app);
 
 }  // namespace ehc::cli

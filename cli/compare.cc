@@ -103,17 +103,18 @@ Comparison compare(const Tensor& got, const Tensor& expected, const Tolerance& t
     const double error = std::fabs(have - want);
     const double step = spacing(expected.dtype, want);
     // NaN on one side compares false below and so fails.
-    if (!(error <= tolerance.ulp * step + tolerance.abs) || exact) ++result.failing;
+    const double allowed = tolerance.ulp * step + tolerance.abs;
+    if (!(error <= allowed) || exact) ++result.failing;
+    if (std::isnan(error) || error / allowed > result.used) result.used = error / allowed;
     if (!(error <= tolerance.abs)) ++beyond_abs;
     if (std::isnan(error) || error > result.max_error) result.max_error = error;
     if (std::isnan(error) || error / step > result.max_ulp) result.max_ulp = error / step;
     difference += error * error;
     size += want * want + have * have;
   }
-  const auto allowed =
-      static_cast<int64_t>(std::ceil(tolerance.share * static_cast<double>(count)));
+  const auto most = static_cast<int64_t>(std::ceil(tolerance.share * static_cast<double>(count)));
   result.calc_diff = size == 0 ? 0 : difference / size;
-  result.equal = result.failing == 0 && beyond_abs <= allowed;
+  result.equal = result.failing == 0 && beyond_abs <= most;
   return result;
 }
 

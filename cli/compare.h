@@ -22,6 +22,7 @@ struct Comparison {
   bool equal = false;
   double max_error = 0;  // NaN where only one side is NaN
   double max_ulp = 0;
+  double used = 0;       // largest error as a share of what its element is allowed
   double calc_diff = 0;  // sum (a-b)^2 / sum (a^2+b^2)
   int64_t failing = 0;   // elements beyond the rule
   std::string note;      // why, when shapes or dtypes differ

@@ -43,6 +43,7 @@ int main(int argc, char** argv) {
   ehc::cli::add_info_command(app);
   ehc::cli::add_tokmap_command(app);
   ehc::cli::add_layout_command(app);
+  ehc::cli::add_pipeline_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {

@@ -26,12 +26,16 @@ json parse_metadata(const Schema& schema, const std::string& text) {
   return parsed;
 }
 
+// A JSON integer that fits 64 signed bits.
+bool is_int64(const json& value) {
+  return value.is_number_integer() &&
+         !(value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX});
+}
+
 void set_from_json(DynamicCall& call, const std::string& name, const json& value) {
   if (value.is_boolean()) {
     call.set_attribute(name, value.get<bool>());
-  } else if (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX) {
-    fail_attribute(call.schema(), name, "a 64-bit integer", value.dump());
-  } else if (value.is_number_integer()) {
+  } else if (is_int64(value)) {
     call.set_attribute(name, value.get<int64_t>());
   } else if (value.is_number_float()) {
     call.set_attribute(name, value.get<double>());
@@ -40,14 +44,14 @@ void set_from_json(DynamicCall& call, const std::string& name, const json& value
   } else if (value.is_array()) {
     std::vector<int64_t> list;
     for (const json& item : value) {
-      if (!item.is_number_integer()) {
-        fail_attribute(call.schema(), name, "an array of integers", value.dump());
+      if (!is_int64(item)) {
+        fail_attribute(call.schema(), name, "an array of 64-bit integers", value.dump());
       }
       list.push_back(item.get<int64_t>());
     }
     call.set_attribute(name, list);
   } else {
-    fail_attribute(call.schema(), name, "a number, boolean, string or array", value.dump());
+    fail_attribute(call.schema(), name, "a 64-bit integer, number, boolean, string or array", value.dump());
   }
 }
 

@@ -64,7 +64,7 @@ endif()
 
 # --- instruction sets: every <op>_cpu.cc is compiled once for each --------------------------------
 set(EHC_ISAS generic)
-set(EHC_ISA_FLAGS_generic "")
+set(EHC_ISA_FLAGS_generic -O2)  # plain loops: more unrolling costs minutes and gains little
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   list(APPEND EHC_ISAS avx2 avx512 avx512bf16)
   set(EHC_ISA_FLAGS_avx2 -march=x86-64-v3)

@@ -12,5 +12,7 @@ configure_package_config_file(cmake/ehcConfig.cmake.in ${PROJECT_BINARY_DIR}/ehc
 install(FILES ${PROJECT_BINARY_DIR}/ehcConfig.cmake ${PROJECT_BINARY_DIR}/ehcConfigVersion.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ehc)
 
+# The .pc file finds the prefix from its own place, so the installed tree can be moved.
+file(RELATIVE_PATH EHC_PREFIX_FROM_PC /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(cmake/ehc.pc.in ${PROJECT_BINARY_DIR}/ehc.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/ehc.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -6,7 +6,7 @@ find_package(nlohmann_json 3.10 REQUIRED)
 foreach(isa ${EHC_ISAS})
   add_library(ehc_isa_${isa} OBJECT)
   target_compile_definitions(ehc_isa_${isa} PRIVATE EHC_ISA=${isa} EHC_ISA_${isa}=1)
-  target_compile_options(ehc_isa_${isa} PRIVATE ${EHC_ISA_FLAGS_${isa}} -O3 -fno-math-errno -fno-trapping-math -fno-exceptions
+  target_compile_options(ehc_isa_${isa} PRIVATE -O3 ${EHC_ISA_FLAGS_${isa}} -fno-math-errno -fno-trapping-math -fno-exceptions
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-uninitialized>)
   target_include_directories(ehc_isa_${isa} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
   target_link_libraries(ehc_isa_${isa} PRIVATE ehc_flags)
@@ -56,7 +56,9 @@ endif()
 
 add_library(ehc SHARED ${EHC_ALL_OBJECTS})
 add_library(ehc::ehc ALIAS ehc)
-set_target_properties(ehc PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+set_target_properties(ehc PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+  LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/ehc.map)
+target_link_options(ehc PRIVATE LINKER:--version-script=${PROJECT_SOURCE_DIR}/cmake/ehc.map)
 target_include_directories(ehc INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/generated>
   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)

@@ -1,5 +1,6 @@
 #include "core/bind.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -19,11 +20,20 @@ struct Linear {
 struct Relation {
   Symbol result;
   Expression expression;
+  uint32_t needs;  // the symbols of the expression
 };
+constexpr Relation relation(std::string_view result, std::string_view text) {
+  Relation r{symbol(result), parse::expression(text), 0};
+  for (uint8_t i = 0; i < r.expression.count; ++i) {
+    const ExpressionStep step = r.expression.steps[i];
+    if (step.code == ExpressionStep::variable) r.needs |= 1U << step.value;
+  }
+  return r;
+}
 constexpr Relation kRelations[] = {
-    {symbol("K"), parse::expression("n*d")},
-    {symbol("N"), parse::expression("n*n+2*n")},
-    {symbol("C"), parse::expression("(Nmax-1)*Kh")},
+    relation("K", "n*d"),
+    relation("N", "n*n+2*n"),
+    relation("C", "(Nmax-1)*Kh"),
 };
 
 bool multiply(int64_t a, int64_t b, int64_t& out) { return !__builtin_mul_overflow(a, b, &out); }
@@ -67,7 +77,7 @@ Linear evaluate(const Expression& e, const SymbolValues& symbols) {
   int top = 0;
   for (uint8_t i = 0; i < e.count; ++i) {
     const ExpressionStep step = e.steps[i];
-    if (step.code == ExpressionStep::symbol) {
+    if (step.code == ExpressionStep::variable) {
       Linear& l = stack[top++];
       l = Linear{};
       if (symbols.has(step.value)) {
@@ -149,7 +159,8 @@ class Binder {
 
   void check_attribute(size_t index) const;
   void check_groups(bool outputs) const;
-  void bind_tensor(size_t index, bool may_defer);
+  // True when all dimensions are settled; with `may_defer` some may wait for other tensors.
+  bool bind_tensor(size_t index, bool may_defer);
   bool bind_dim(size_t index, const Expression& e, int64_t got, bool may_defer);
   void set_symbol(size_t index, Symbol s, int64_t value);
   void check_ranges() const;
@@ -232,19 +243,21 @@ void Binder::check_attribute(size_t index) const {
     if (x == std::floor(x) && std::fabs(x) < 1e15) text = std::to_string(static_cast<int64_t>(x));
     return text;
   };
-  const std::string range = std::isinf(a.most)
-                                ? (a.least_is_open ? "> " : ">= ") + number(a.least)
-                                : "in [" + number(a.least) + "," + number(a.most) + "]";
-  const char* finite = a.type == AttributeType::real ? "a finite number " : "";
-  const auto check = [&](double x, const std::string& got) {
-    if (!in_range(x)) fail_attribute(schema_, a.name, finite + range, got);
+  const auto refuse = [&](const std::string& got) {
+    const std::string range = std::isinf(a.most)
+                                  ? (a.least_is_open ? "> " : ">= ") + number(a.least)
+                                  : "in [" + number(a.least) + "," + number(a.most) + "]";
+    const char* finite = a.type == AttributeType::real ? "a finite number " : "";
+    fail_attribute(schema_, a.name, finite + range, got);
   };
   if (a.type == AttributeType::real) {
-    check(v.real, std::isfinite(v.real) ? number(v.real) : std::to_string(v.real));
+    if (!in_range(v.real)) refuse(std::isfinite(v.real) ? number(v.real) : std::to_string(v.real));
   } else if (a.type == AttributeType::integers) {
-    for (const int64_t x : v.integers) check(static_cast<double>(x), std::to_string(x));
-  } else {
-    check(static_cast<double>(v.integer), std::to_string(v.integer));
+    for (const int64_t x : v.integers) {
+      if (!in_range(static_cast<double>(x))) refuse(std::to_string(x));
+    }
+  } else if (!in_range(static_cast<double>(v.integer))) {
+    refuse(std::to_string(v.integer));
   }
 }
 
@@ -268,16 +281,16 @@ void Binder::check_groups(bool outputs) const {
                 (names.empty() ? "'" : ", '") + std::string(schema_.tensors[list[i]].name) + "'";
       return names.empty() ? std::string("none") : names;
     };
-    const std::string name(schema_.tensors[g.first[0]].name);
+    const auto quoted = [&] {
+      return "tensor '" + std::string(schema_.tensors[g.first[0]].name) + "': expected ";
+    };
     if (g.kind == GroupSpec::all_or_none) {
       if (first != 0 && first != g.first_count) {
-        fail(schema_, "tensor '" + name + "': expected all or none of '" + std::string(g.text) +
-                          "', got " + listed());
+        fail(schema_, quoted() + "all or none of '" + std::string(g.text) + "', got " + listed());
       }
     } else if (!((first == g.first_count && second == 0) ||
                  (first == 0 && second == g.second_count))) {
-      fail(schema_, "tensor '" + name + "': expected either side of '" + std::string(g.text) +
-                        "', got " + listed());
+      fail(schema_, quoted() + "either side of '" + std::string(g.text) + "', got " + listed());
     }
   }
 }
@@ -297,23 +310,23 @@ void Binder::set_symbol(size_t index, Symbol s, int64_t value) {
 
 void Binder::apply_relations() {
   for (const Relation& r : kRelations) {
+    const uint32_t known = bound_.symbols.bound & schema_.symbols;
     if (bound_.symbols.has(r.result) || (schema_.symbols >> r.result & 1U) == 0) continue;
+    if ((known & r.needs) != r.needs) continue;
     const Linear v = evaluate(r.expression, bound_.symbols);
-    bool mentioned = true;
-    for (uint8_t i = 0; i < r.expression.count; ++i) {
-      const ExpressionStep step = r.expression.steps[i];
-      if (step.code == ExpressionStep::symbol && (schema_.symbols >> step.value & 1U) == 0) {
-        mentioned = false;
-      }
-    }
-    if (mentioned && v.solvable && v.unknown < 0) bound_.symbols.set(r.result, v.value);
+    if (v.solvable) bound_.symbols.set(r.result, v.value);
   }
 }
 
 // True when the dimension is settled; false when it has to wait for other symbols.
 bool Binder::bind_dim(size_t index, const Expression& e, int64_t got, bool may_defer) {
-  if (e.is_symbol() && !bound_.symbols.has(e.steps[0].value)) {
-    set_symbol(index, e.steps[0].value, got);
+  if (e.is_symbol()) {
+    const Symbol s = e.steps[0].value;
+    if (!bound_.symbols.has(s)) {
+      set_symbol(index, s, got);
+    } else if (bound_.symbols.value[s] != got) {
+      mismatch(index);
+    }
     return true;
   }
   const Linear v = evaluate(e, bound_.symbols);
@@ -329,10 +342,11 @@ bool Binder::bind_dim(size_t index, const Expression& e, int64_t got, bool may_d
   return false;
 }
 
-void Binder::bind_tensor(size_t index, bool may_defer) {
+bool Binder::bind_tensor(size_t index, bool may_defer) {
   const TensorSpec& spec = schema_.tensors[index];
   const Tensor& t = tensor(index);
-  if (!t.present()) return;
+  if (!t.present()) return true;
+  bool settled = true;
   if (!contains(allowed_types(spec), t.dtype)) mismatch(index);
   if (spec.dtype_rule == DTypeRule::activation) bound_.activation = t.dtype;
 
@@ -373,9 +387,10 @@ void Binder::bind_tensor(size_t index, bool may_defer) {
       continue;
     }
     if (at >= t.rank) mismatch(index);
-    bind_dim(index, e, t.shape[at++], may_defer);
+    settled = bind_dim(index, e, t.shape[at++], may_defer) && settled;
   }
   if (at != t.rank) mismatch(index);
+  return settled;
 }
 
 // The flattened view of a tensor whose leading dimensions stand for T.
@@ -384,8 +399,9 @@ void flatten(const Schema& schema, const TensorSpec& spec, Tensor& t, int lead) 
   Tensor flat = t;
   int64_t tokens = 1;
   int64_t stride = 0;
+  const bool empty = std::any_of(t.shape, t.shape + lead, [](int64_t dim) { return dim == 0; });
   for (int k = lead - 1; k >= 0; --k) {
-    if (t.shape[k] != 1) {
+    if (t.shape[k] != 1 && !empty) {
       if (tokens == 1) {
         stride = t.stride[k];
       } else if (t.stride[k] != stride * tokens) {
@@ -444,25 +460,27 @@ bool same_view(const Tensor& a, const Tensor& b) {
 }
 
 void check_strides(const Schema& schema, const TensorSpec& spec, const Tensor& t) {
-  const auto bad = [&](const std::string& expected, const std::string& got) {
-    fail_tensor(schema, spec.name, expected, got);
+  // Texts are made on failure only; `k` < 0: without the dimension.
+  const auto bad = [&](const char* expected, const char* prefix, int64_t stride, int k) {
+    fail_tensor(
+        schema, spec.name, expected,
+        prefix + std::to_string(stride) + (k < 0 ? "" : " at dimension " + std::to_string(k)));
   };
   int64_t extent = 1;
   int64_t last = 0;
   for (int k = t.rank - 1; k >= 0; --k) {
-    const std::string where = " at dimension " + std::to_string(k);
     int64_t span = 0;
-    if (t.stride[k] < 0) bad("strides >= 0", std::to_string(t.stride[k]) + where);
+    if (t.stride[k] < 0) bad("strides >= 0", "", t.stride[k], k);
     if (!multiply(t.shape[k] - 1, t.stride[k], span) || !add(last, span, last) ||
         last > INT64_MAX / 16) {
-      bad("an extent below 2^59 elements", "stride " + std::to_string(t.stride[k]) + where);
+      bad("an extent below 2^59 elements", "stride ", t.stride[k], k);
     }
     if (t.shape[k] == 1) continue;
     if (k == t.rank - 1 && t.stride[k] != 1) {
-      bad("stride 1 in the last dimension", std::to_string(t.stride[k]));
+      bad("stride 1 in the last dimension", "", t.stride[k], -1);
     }
     if (spec.is_packed && t.stride[k] != extent) {
-      bad("a contiguous tensor", "stride " + std::to_string(t.stride[k]) + where);
+      bad("a contiguous tensor", "stride ", t.stride[k], k);
     }
     extent *= t.shape[k];
   }
@@ -478,8 +496,7 @@ void check_strides(const Schema& schema, const TensorSpec& spec, const Tensor& t
     if (next < 0) break;
     used[next] = true;
     if (t.stride[next] < reach) {
-      bad("an output without overlapping elements",
-          "stride " + std::to_string(t.stride[next]) + " at dimension " + std::to_string(next));
+      bad("an output without overlapping elements", "stride ", t.stride[next], next);
     }
     reach = (t.shape[next] - 1) * t.stride[next] + reach;
   }
@@ -540,10 +557,13 @@ Bound bind_inputs(const Schema& schema, const Arguments& args, Derive derive) {
   for (const SymbolDefault& s : schema.defaults) {
     if (!b.tensor(s.tensor_index).present()) bound.symbols.set(s.index, s.value);
   }
-  for (const bool may_defer : {true, false}) {
-    for (size_t i = 0; i < schema.tensors.size(); ++i) {
-      if (!schema.tensors[i].is_output) b.bind_tensor(i, may_defer);
-    }
+  uint64_t waiting = 0;
+  static_assert(kMaxTensors <= 64);
+  for (size_t i = 0; i < schema.tensors.size(); ++i) {
+    if (!schema.tensors[i].is_output && !b.bind_tensor(i, true)) waiting |= uint64_t{1} << i;
+  }
+  for (size_t i = 0; waiting >> i != 0; ++i) {
+    if ((waiting >> i & 1U) != 0) b.bind_tensor(i, false);
   }
   b.apply_relations();
   if (derive != nullptr) derive(bound, args.params);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 
 namespace ehc::cuda_support {
@@ -20,5 +21,7 @@ void copy_to_host(int index, void* to, const void* from, size_t bytes);
 void synchronize(int index, void* stream);
 // A whole-device copy of `bytes` bytes, repeated: seconds of the best one (for ceilings).
 double time_copy(int index, size_t bytes);
+// Seconds that what `work` enqueues on `stream` takes there; waits for it.
+double time_on_stream(int index, void* stream, const std::function<void()>& work);
 
 }  // namespace ehc::cuda_support

@@ -19,5 +19,6 @@ void copy_to_device(int, void*, const void*, size_t) { no_cuda(); }
 void copy_to_host(int, void*, const void*, size_t) { no_cuda(); }
 void synchronize(int, void*) { no_cuda(); }
 double time_copy(int, size_t) { no_cuda(); }
+double time_on_stream(int, void*, const std::function<void()>&) { no_cuda(); }
 
 }  // namespace ehc::cuda_support

@@ -55,6 +55,11 @@ class DynamicCall {
   void set_attribute_text(std::string_view name, std::string_view text);
 
   [[nodiscard]] Tensor& tensor(size_t index) const;
+  [[nodiscard]] AttributeValue attribute(size_t index) const {
+    return attribute_value(schema(), arguments(), index);
+  }
+  // What the front door sees; it points into this object.
+  [[nodiscard]] Arguments arguments() const;
 
   // Checks attributes and inputs, and returns by tensor index the outputs that this call makes
   // (shape and dtype, no data); all others are absent.
@@ -71,7 +76,6 @@ class DynamicCall {
   void set_tensor(std::string_view name, const Tensor& tensor, bool output);
   const AttributeSpec& spec(std::string_view name, size_t& index) const;
   void store(size_t index, AttributeValue value);
-  [[nodiscard]] Arguments arguments() const;
   const Operator& op_;
   // The struct as the caller sees it; a run works on a copy, since checks flatten tensors.
   ParameterStorage params_;

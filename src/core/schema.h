@@ -85,32 +85,32 @@ struct TensorSpec {
   Tensor& (*access)(void* params) = nullptr;
 
   constexpr TensorSpec optional() const {
-    return with([](TensorSpec& s) { s.is_optional = true; });
+    TensorSpec copy = *this;
+    copy.is_optional = true;
+    return copy;
   }
   // The tensor must be contiguous: parameters and small tables.
   constexpr TensorSpec packed() const {
-    return with([](TensorSpec& s) { s.is_packed = true; });
+    TensorSpec copy = *this;
+    copy.is_packed = true;
+    return copy;
   }
   constexpr TensorSpec may_alias(std::string_view input) const {
-    return with([&](TensorSpec& s) { s.alias = input; });
+    TensorSpec copy = *this;
+    copy.alias = input;
+    return copy;
   }
   // The dtype X comes from this attribute (a choice of dtype or tensor names) or tensor.
   constexpr TensorSpec dtype_from(std::string_view source) const {
-    return with([&](TensorSpec& s) { s.dtype_source = source; });
+    TensorSpec copy = *this;
+    copy.dtype_source = source;
+    return copy;
   }
   // Another layout of the same output under "attribute=value".
   constexpr TensorSpec or_shape(std::string_view when, std::string_view pattern_text) const {
-    return with([&](TensorSpec& s) {
-      s.other_layout = when;
-      s.second_shape = parse::shape(pattern_text);
-    });
-  }
-
- private:
-  template <class F>
-  constexpr TensorSpec with(F change) const {
     TensorSpec copy = *this;
-    change(copy);
+    copy.other_layout = when;
+    copy.second_shape = parse::shape(pattern_text);
     return copy;
   }
 };
@@ -140,39 +140,37 @@ struct AttributeSpec {
   constexpr AttributeSpec at_least(double low) const { return at(low, kInfinity, false); }
   constexpr AttributeSpec between(double low, double high) const { return at(low, high, false); }
   constexpr AttributeSpec required_with(std::string_view input) const {
-    return with([&](AttributeSpec& s) { s.required_text = input; });
+    AttributeSpec copy = *this;
+    copy.required_text = input;
+    return copy;
   }
   constexpr AttributeSpec required_without(std::string_view input) const {
-    return with([&](AttributeSpec& s) {
-      s.required_text = input;
-      s.required_unless = true;
-    });
+    AttributeSpec copy = *this;
+    copy.required_text = input;
+    copy.required_unless = true;
+    return copy;
   }
   constexpr AttributeSpec computed_default(std::string_view text) const {
-    return with([&](AttributeSpec& s) { s.computed = text; });
+    AttributeSpec copy = *this;
+    copy.computed = text;
+    return copy;
   }
   // The value (for a list: its length) equals this expression.
   constexpr AttributeSpec fixes(std::string_view expression_text) const {
-    return with([&](AttributeSpec& s) {
-      s.binds_text = expression_text;
-      s.binds = parse::expression(expression_text);
-    });
+    AttributeSpec copy = *this;
+    copy.binds_text = expression_text;
+    copy.binds = parse::expression(expression_text);
+    return copy;
   }
 
  private:
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
   constexpr AttributeSpec at(double low, double high, bool open) const {
-    return with([&](AttributeSpec& s) {
-      s.least = low;
-      s.most = high;
-      s.least_is_open = open;
-      s.has_range = true;
-    });
-  }
-  template <class F>
-  constexpr AttributeSpec with(F change) const {
     AttributeSpec copy = *this;
-    change(copy);
+    copy.least = low;
+    copy.most = high;
+    copy.least_is_open = open;
+    copy.has_range = true;
     return copy;
   }
 };

@@ -198,7 +198,7 @@ struct Table {
   // Several items at once, for groups of tensors that operators share.
   template <class... Items>
   constexpr void add(const std::tuple<Items...>& items) {
-    std::apply([this](const auto&... item) { (add(item), ...); }, items);
+    std::apply([this](const auto&... item) { (this->add(item), ...); }, items);
   }
 
   [[nodiscard]] constexpr Schema view() const {
@@ -258,7 +258,7 @@ constexpr Condition condition(const Table& t, std::string_view text) {
 
 constexpr void mention(Table& t, const Expression& e) {
   for (uint8_t i = 0; i < e.count; ++i) {
-    if (e.steps[i].code == ExpressionStep::symbol) t.symbols |= 1U << e.steps[i].value;
+    if (e.steps[i].code == ExpressionStep::variable) t.symbols |= 1U << e.steps[i].value;
   }
 }
 

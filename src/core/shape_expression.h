@@ -56,7 +56,7 @@ constexpr Symbol symbol(std::string_view name) {
 }
 
 struct ExpressionStep {
-  enum Code : uint8_t { symbol, constant, add, subtract, multiply, divide };
+  enum Code : uint8_t { variable, constant, add, subtract, multiply, divide };
   Code code;
   uint8_t value;
 };
@@ -68,7 +68,7 @@ struct Expression {
   bool optional_axis = false;
 
   [[nodiscard]] constexpr bool is_symbol() const {
-    return count == 1 && steps[0].code == ExpressionStep::symbol;
+    return count == 1 && steps[0].code == ExpressionStep::variable;
   }
 };
 
@@ -126,7 +126,7 @@ struct ExpressionParser {
     } else {
       const size_t begin = at;
       while (at < text.size() && (is_letter(text[at]) || is_digit(text[at]))) ++at;
-      push(ExpressionStep::symbol, symbol(text.substr(begin, at - begin)));
+      push(ExpressionStep::variable, symbol(text.substr(begin, at - begin)));
     }
   }
   constexpr void product() {

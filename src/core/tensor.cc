@@ -38,7 +38,7 @@ bool Tensor::contiguous() const {
   for (int k = rank - 1; k >= 0; --k) {
     if (shape[k] == 0) return true;
     if (shape[k] != 1 && stride[k] != step) return false;
-    step *= shape[k];
+    if (__builtin_mul_overflow(step, shape[k], &step)) return false;  // no such memory
   }
   return true;
 }

@@ -6,6 +6,24 @@
 
 namespace ehc {
 
+namespace {
+
+// The pool whose body this thread is in: a nested run would wait for itself.
+thread_local const ThreadPool* t_inside = nullptr;
+
+class Inside {
+ public:
+  explicit Inside(const ThreadPool* pool) : outer_(t_inside) { t_inside = pool; }
+  ~Inside() { t_inside = outer_; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  const ThreadPool* outer_;
+};
+
+}  // namespace
+
 ThreadPool::ThreadPool(int threads) {
   try {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
@@ -26,6 +44,7 @@ ThreadPool::~ThreadPool() {
 // Takes indices until none is left. `mutex_` guards the counter: a body is thousands of times
 // longer than the lock is held.
 void ThreadPool::drain() {
+  const Inside inside(this);
   std::unique_lock lock(mutex_);
   while (next_ < count_) {
     const int64_t index = next_++;
@@ -59,7 +78,7 @@ void ThreadPool::work() {
 
 void ThreadPool::run(int64_t count, const std::function<void(int64_t)>& body) {
   if (count <= 0) return;
-  if (workers_.empty() || count == 1) {
+  if (workers_.empty() || count == 1 || t_inside == this) {
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
   }

@@ -21,7 +21,7 @@ class ThreadPool final : public Executor {
 
   [[nodiscard]] int concurrency() const override { return static_cast<int>(workers_.size()) + 1; }
   // The caller works too. Calls from several threads take turns. The first exception of a body is
-  // rethrown here once all are done.
+  // rethrown here once all are done. A body that calls run again works its indices off alone.
   void run(int64_t count, const std::function<void(int64_t)>& body) override;
 
  private:

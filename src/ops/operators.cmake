@@ -1,3 +1,12 @@
 # The operators, in the order in which `ehc op --list` prints them.
+ehc_operator(engram/token_map)
+ehc_operator(engram/compress_ids)
+ehc_operator(engram/window)
+ehc_operator(engram/layout)
 ehc_operator(engram/hash)
+ehc_operator(engram/gather)
+ehc_operator(engram/kv_projection)
+ehc_operator(engram/fused_weight)
 ehc_operator(engram/gate)
+ehc_operator(engram/conv)
+ehc_operator(engram/layer)

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "ehc/tensor.h"
-#include "tables/file_io.h"
+#include "core/file_io.h"
 
 namespace ehc::tables {
 

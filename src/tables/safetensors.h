@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "ehc/tensor.h"
-#include "tables/file_io.h"
+#include "core/file_io.h"
 
 namespace ehc::tables {
 

@@ -16,9 +16,9 @@
 #include <cstring>
 #include <limits>
 
+#include "core/file_io.h"
 #include "ehc/error.h"
 #include "ehc/text.h"
-#include "text/file_io.h"
 #include "text/normalize.h"
 #include "text/tokenizer_json.h"
 
@@ -138,7 +138,8 @@ void TokenMap::save(const std::string& path) const {
   file.append(reinterpret_cast<const char*>(table_.data()), table_.size() * sizeof(int32_t));
   const uint64_t checksum = xxh64(file);
   file.append(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
-  write_file_atomically(path, file);
+  const std::string_view parts[] = {file};
+  write_file(path, parts);
 }
 
 void TokenMap::verify(const std::string& tokenizer_json) const {

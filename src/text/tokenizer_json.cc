@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/file_io.h"
 #include "ehc/error.h"
-#include "text/file_io.h"
 #include "text/utf8.h"
 
 namespace ehc::text {

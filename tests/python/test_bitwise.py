@@ -6,6 +6,8 @@ Each test states two ways to the same numbers and compares the bytes of the outp
 import numpy as np
 import pytest
 from engramhc.reference.dtypes import Tensor, encode
+
+from conftest import Refused
 from op_cases import (
     SPACES,
     build,
@@ -53,6 +55,8 @@ def every(ehc):
 
             try:
                 check(op)
+            except Refused:
+                continue
             except AssertionError as error:
                 raise AssertionError(f"{name}, {impl}: {error}") from error
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from engramhc.reference import REFERENCE
 from engramhc.reference.tolerance import compare
+
+from conftest import Refused
 from error_bounds import tolerances
 from op_cases import SPACES, build, cases_of
 
@@ -48,6 +50,8 @@ def test_operator(ehc, name):
             try:
                 outputs = ehc.op(name, inputs, attrs, impl=impl, in_metadata=number % 2 == 0)
                 check(name, inputs, attrs, outputs, expected)
+            except Refused:
+                continue
             except AssertionError as error:
                 failures.append(f"{impl or 'default'} on {case}: {str(error).splitlines()[0]}")
     assert not failures, f"{len(failures)} failures\n" + "\n".join(failures)

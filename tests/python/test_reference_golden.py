@@ -5,11 +5,12 @@ import pathlib
 
 import numpy as np
 import pytest
-from broken_files import broken_files
 from engramhc.reference import REFERENCE
 from engramhc.reference.dtypes import STORAGE, Tensor, encode, spacing
 from engramhc.reference.files import FileError, load, parse, serialize
 from engramhc.reference.tolerance import compare
+
+from broken_files import broken_files
 
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden"
 CASES = sorted(

@@ -7,8 +7,8 @@
 
 namespace ehc::engram {
 
-// compressed_ids[t] = table[ids[t]] for 0 <= id < V. A negative id passes through (I64: its value
-// must fit I32). An id >= V is an error when `checked`, else it becomes -1, "no id". Exact. T may
+// compressed_ids[t] = table[ids[t]] for 0 <= id < V. A negative id passes through. An id >= V, or
+// below the range of I32, is an error when `checked`, else it becomes -1, "no id". Exact. T may
 // be several leading dimensions that flatten. compressed_ids must be apart from the inputs. Bytes
 // per token: 4 or 8 and 4 gathered read, 4 written. Contract 1.1.
 struct CompressIds {

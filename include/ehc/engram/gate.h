@@ -33,20 +33,20 @@ namespace ehc::engram {
 struct GateForward {
   enum class Mode { add, value, stats };
 
-  Tensor residual{};            // A[T, n, d]
-  Tensor kv{};                  // A[T, n+1, d], row n is the value; or, instead:
-  Tensor key{};                 // A[T, n, d]
-  Tensor value{};               // A[T, d]
-  Tensor weight_fused{};        // F32[n, d], weight_hidden * weight_embed
-  Tensor image_token_mask{};    // BOOL[T], optional; true = image
-  Tensor out{};                 // out: A[T, n, d], absent in mode stats
-  Tensor dot{};                 // out: F32[T, n], before any scaling
-  Tensor alpha{};               // out: F32[T, n]
-  Tensor rstd_residual{};       // out: F32[T, n]
-  Tensor rstd_key{};            // out: F32[T, n]
-  Tensor value_mean_square{};   // out: F32[T], mode stats only
-  std::optional<double> eps;    // > 0, required
-  std::optional<double> clamp;  // > 0, required
+  Tensor residual{};              // A[T, n, d]
+  Tensor kv{};                    // A[T, n+1, d], row n is the value; or, instead:
+  Tensor key{};                   // A[T, n, d]
+  Tensor value{};                 // A[T, d]
+  Tensor weight_fused{};          // F32[n, d], weight_hidden * weight_embed
+  Tensor image_token_mask{};      // BOOL[T], optional; true = image
+  Tensor out{};                   // out: A[T, n, d], absent in mode stats
+  Tensor dot{};                   // out: F32[T, n], before any scaling
+  Tensor alpha{};                 // out: F32[T, n]
+  Tensor rstd_residual{};         // out: F32[T, n]
+  Tensor rstd_key{};              // out: F32[T, n]
+  Tensor value_mean_square{};     // out: F32[T], mode stats only
+  std::optional<double> eps{};    // > 0, required
+  std::optional<double> clamp{};  // > 0, required
   Mode mode = Mode::add;
 };
 

@@ -1,12 +1,29 @@
 #include "backends/cpu/isa.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace ehc {
+
+#if defined(__x86_64__)
+namespace {
+// Clang 14 does not know the name "f16c".
+bool has_f16c() {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+}  // namespace
+#endif
 
 bool cpu_supports(Isa isa) {
 #if defined(__x86_64__)
-  static const bool avx2 =
-      __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
-      __builtin_cpu_supports("bmi2") != 0 && __builtin_cpu_supports("f16c") != 0;
+  static const bool avx2 = __builtin_cpu_supports("avx2") != 0 &&
+                           __builtin_cpu_supports("fma") != 0 &&
+                           __builtin_cpu_supports("bmi2") != 0 && has_f16c();
   static const bool avx512 =
       avx2 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
       __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512cd") != 0 &&

@@ -25,22 +25,23 @@ EHC_SIMD Vec fma(Vec x, Vec y, Vec z) { return _mm256_fmadd_ps(x, y, z); }
 EHC_SIMD Vec minus_magnitude(Vec x) { return _mm256_or_ps(x, splat(-0.0f)); }
 // The instructions return their second operand when either is NaN.
 EHC_SIMD Vec max_keep_nan(Vec bound, Vec x) { return _mm256_max_ps(bound, x); }
-EHC_SIMD Vec min_keep_nan(Vec bound, Vec x) { return _mm256_min_ps(bound, x); }
+// -min(|x|, bound); any number for NaN.
+EHC_SIMD Vec minus_magnitude(Vec x, float bound) {
+  return max_keep_nan(splat(-bound), minus_magnitude(x));
+}
 // Lanes of `x` with the sign bit set take `negative`.
 EHC_SIMD Vec select_negative(Vec x, Vec negative, Vec positive) {
   return _mm256_blendv_ps(positive, negative, x);
 }
+// x * factor in lanes with the sign bit of x set.
+EHC_SIMD Vec scale_negative(Vec x, Vec factor) { return select_negative(x, mul(x, factor), x); }
 
-// x * 2^k in two steps, so that a subnormal result is rounded once. `shifted` holds the integer k
-// in its low bits.
-EHC_SIMD Vec scale_by_power(Vec x, Vec, Vec shifted) {
-  const __m256i shift = _mm256_set1_epi32(0x4b400000);  // 1.5 * 2^23
-  const __m256i bias = _mm256_set1_epi32(127);
-  const __m256i k = _mm256_sub_epi32(_mm256_castps_si256(shifted), shift);
-  const __m256i half = _mm256_srai_epi32(k, 1), rest = _mm256_sub_epi32(k, half);
-  const __m256i first = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
-  const __m256i second = _mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23);
-  return mul(mul(x, _mm256_castsi256_ps(first)), _mm256_castsi256_ps(second));
+// x * 2^k for k in -151 .. 0, by way of 2^(k + 64), so that a subnormal result is rounded once.
+// `shifted` holds the integer k in its low bits; those above leave at the top.
+EHC_SIMD Vec scale_down(Vec x, Vec, Vec shifted) {
+  const __m256i biased =
+      _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127 + 64));
+  return mul(mul(x, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23))), splat(0x1p-64f));
 }
 
 EHC_SIMD float reduce_add(Vec x) {
@@ -50,6 +51,8 @@ EHC_SIMD float reduce_add(Vec x) {
 }
 
 EHC_SIMD void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+// Streaming stores want rows that start on a cache line.
+EHC_SIMD bool can_stream(const void* row) { return reinterpret_cast<uintptr_t>(row) % 64 == 0; }
 // Orders streaming stores before whatever tells other threads that the output is there.
 EHC_SIMD void stream_fence() { _mm_sfence(); }
 
@@ -169,21 +172,12 @@ EHC_SIMD Pair swap_bf16_order(Pair x) {
 }
 
 template <class A>
-EHC_SIMD Pair load_f32(const float* p) {
-  return load(p);
+EHC_SIMD Pair lane_order(Pair x) {
+  return x;
 }
 template <>
-EHC_SIMD Pair load_f32<Bf16>(const float* p) {
-  return swap_bf16_order(load(p));
-}
-
-template <class A>
-EHC_SIMD Pair load_f32_tail(const float* p, int count) {
-  return load_tail(p, count);
-}
-template <>
-EHC_SIMD Pair load_f32_tail<Bf16>(const float* p, int count) {
-  return swap_bf16_order(load_tail(p, count));
+EHC_SIMD Pair lane_order<Bf16>(Pair x) {
+  return swap_bf16_order(x);
 }
 
 template <class A>

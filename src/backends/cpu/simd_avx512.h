@@ -25,13 +25,21 @@ EHC_SIMD Vec fma(Vec x, Vec y, Vec z) { return _mm512_fmadd_ps(x, y, z); }
 EHC_SIMD Vec minus_magnitude(Vec x) { return _mm512_or_ps(x, splat(-0.0f)); }
 // The instructions return their second operand when either is NaN.
 EHC_SIMD Vec max_keep_nan(Vec bound, Vec x) { return _mm512_max_ps(bound, x); }
-EHC_SIMD Vec min_keep_nan(Vec bound, Vec x) { return _mm512_min_ps(bound, x); }
+// -min(|x|, bound); any number for NaN.
+EHC_SIMD Vec minus_magnitude(Vec x, float bound) {
+  constexpr int kSmallerMagnitude = 2, kNegative = 3 << 2;
+  return _mm512_range_ps(x, splat(bound), kSmallerMagnitude | kNegative);
+}
 // Lanes of `x` with the sign bit set take `negative`.
 EHC_SIMD Vec select_negative(Vec x, Vec negative, Vec positive) {
   return _mm512_mask_mov_ps(positive, _mm512_movepi32_mask(_mm512_castps_si512(x)), negative);
 }
-// x * 2^k
-EHC_SIMD Vec scale_by_power(Vec x, Vec k, Vec) { return _mm512_scalef_ps(x, k); }
+// x * factor in lanes with the sign bit of x set.
+EHC_SIMD Vec scale_negative(Vec x, Vec factor) {
+  return _mm512_mask_mul_ps(x, _mm512_movepi32_mask(_mm512_castps_si512(x)), x, factor);
+}
+// x * 2^k for k in -151 .. 0
+EHC_SIMD Vec scale_down(Vec x, Vec k, Vec) { return _mm512_scalef_ps(x, k); }
 
 EHC_SIMD float reduce_add(Vec x) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
@@ -41,6 +49,8 @@ EHC_SIMD float reduce_add(Vec x) {
 }
 
 EHC_SIMD void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+// Streaming stores want rows that start on a cache line.
+EHC_SIMD bool can_stream(const void* row) { return reinterpret_cast<uintptr_t>(row) % 64 == 0; }
 // Orders streaming stores before whatever tells other threads that the output is there.
 EHC_SIMD void stream_fence() { _mm_sfence(); }
 
@@ -122,8 +132,8 @@ EHC_SIMD __m512i narrow_bf16(Pair x) {
 #if defined(__AVX512BF16__)
   // The instruction takes subnormals for zero.
   constexpr int kSubnormal = 0x20;
-  if (!(_mm512_fpclass_ps_mask(x.a, kSubnormal) | _mm512_fpclass_ps_mask(x.b, kSubnormal)))
-      [[likely]] {
+  if (_kortestz_mask16_u8(_mm512_fpclass_ps_mask(x.a, kSubnormal),
+                          _mm512_fpclass_ps_mask(x.b, kSubnormal))) [[likely]] {
     const __m512bh packed = _mm512_cvtne2ps_pbh(x.b, x.a);
     __m512i bits;
     std::memcpy(&bits, &packed, sizeof bits);
@@ -175,21 +185,12 @@ EHC_SIMD void stream(F16* p, Pair x) {
 // --- fp32 rows in the order of A ---
 
 template <class A>
-EHC_SIMD Pair load_f32(const float* p) {
-  return load(p);
+EHC_SIMD Pair lane_order(Pair x) {
+  return x;
 }
 template <>
-EHC_SIMD Pair load_f32<Bf16>(const float* p) {
-  return to_bf16_order(load(p));
-}
-
-template <class A>
-EHC_SIMD Pair load_f32_tail(const float* p, int count) {
-  return load_tail(p, count);
-}
-template <>
-EHC_SIMD Pair load_f32_tail<Bf16>(const float* p, int count) {
-  return to_bf16_order(load_tail(p, count));
+EHC_SIMD Pair lane_order<Bf16>(Pair x) {
+  return to_bf16_order(x);
 }
 
 template <class A>

@@ -72,24 +72,23 @@ EHC_SIMD Vec minus_magnitude(Vec x) {
 EHC_SIMD Vec max_keep_nan(Vec bound, Vec x) {
   return each_lane([&](int i) { return bound.lane[i] > x.lane[i] ? bound.lane[i] : x.lane[i]; });
 }
-EHC_SIMD Vec min_keep_nan(Vec bound, Vec x) {
-  return each_lane([&](int i) { return bound.lane[i] < x.lane[i] ? bound.lane[i] : x.lane[i]; });
+// -min(|x|, bound); any number for NaN.
+EHC_SIMD Vec minus_magnitude(Vec x, float bound) {
+  return max_keep_nan(splat(-bound), minus_magnitude(x));
 }
 // Lanes of `x` with the sign bit set take `negative`.
 EHC_SIMD Vec select_negative(Vec x, Vec negative, Vec positive) {
   return each_lane(
       [&](int i) { return bits_of(x.lane[i]) >> 31 ? negative.lane[i] : positive.lane[i]; });
 }
+// x * factor in lanes with the sign bit of x set.
+EHC_SIMD Vec scale_negative(Vec x, Vec factor) { return select_negative(x, mul(x, factor), x); }
 
-// x * 2^k in two steps, so that a subnormal result is rounded once. `shifted` holds the integer k
-// in its low bits.
-EHC_SIMD Vec scale_by_power(Vec x, Vec, Vec shifted) {
+// x * 2^k for k in -151 .. 0, by way of 2^(k + 64), so that a subnormal result is rounded once.
+// `shifted` holds the integer k in its low bits; those above leave at the top.
+EHC_SIMD Vec scale_down(Vec x, Vec, Vec shifted) {
   return each_lane([&](int i) {
-    const auto k = static_cast<int32_t>(bits_of(shifted.lane[i]) - 0x4b400000u);  // 1.5 * 2^23
-    const int32_t half = k >> 1, rest = k - half;
-    const float first = float_of((static_cast<uint32_t>(half) + 127u) << 23);
-    const float second = float_of((static_cast<uint32_t>(rest) + 127u) << 23);
-    return x.lane[i] * first * second;
+    return x.lane[i] * float_of((bits_of(shifted.lane[i]) + (127u + 64u)) << 23) * 0x1p-64f;
   });
 }
 
@@ -105,21 +104,6 @@ EHC_SIMD void stream_fence() {}
 
 // --- one element ---
 
-EHC_SIMD float widen(float x) { return x; }
-EHC_SIMD float widen(Bf16 x) { return float_of(static_cast<uint32_t>(x.bits) << 16); }
-EHC_SIMD float widen(F16 x) {
-  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
-  const uint32_t exponent = x.bits >> 10 & 31u, fraction = x.bits & 1023u;
-  if (exponent == 31) {  // inf or NaN, made quiet
-    return float_of(sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0u));
-  }
-  if (exponent == 0) {  // zero or subnormal: fraction * 2^-24, exact
-    const float size = static_cast<float>(fraction) * 0x1p-24f;
-    return float_of(bits_of(size) | sign);
-  }
-  return float_of(sign | (exponent + 112) << 23 | fraction << 13);
-}
-
 EHC_SIMD void narrow(float x, float* p) { *p = x; }
 
 EHC_SIMD void narrow(float x, Bf16* p) {
@@ -130,16 +114,13 @@ EHC_SIMD void narrow(float x, Bf16* p) {
 
 EHC_SIMD void narrow(float x, F16* p) {
   const uint32_t sign = bits_of(x) >> 31, size = bits_of(x) & 0x7fffffffu;
-  uint32_t half;
-  if (size > 0x7f800000u) {  // NaN
-    half = 0x7e00u | (size >> 13 & 1023u);
-  } else if (size >= 0x477ff000u) {  // rounds to 65536 or beyond
-    half = 0x7c00u;
-  } else if (size < 0x38800000u) {  // below 2^-14: adding 0.5 rounds to a multiple of 2^-24
-    half = bits_of(float_of(size) + 0.5f) - 0x3f000000u;
-  } else {
-    half = (size + 0xfffu + (size >> 13 & 1u) - 0x38000000u) >> 13;
-  }
+  // Below 2^-14 adding 0.5 rounds to a multiple of 2^-24.
+  const uint32_t small = bits_of(float_of(size) + 0.5f) - 0x3f000000u;
+  const uint32_t normal = (size + 0xfffu + (size >> 13 & 1u) - 0x38000000u) >> 13;
+  const uint32_t nan = 0x7e00u | (size >> 13 & 1023u);
+  uint32_t half = size < 0x38800000u ? small : normal;
+  half = size >= 0x477ff000u ? 0x7c00u : half;  // rounds to 65536 or beyond
+  half = size > 0x7f800000u ? nan : half;
   p->bits = static_cast<uint16_t>(sign << 15 | half);
 }
 
@@ -172,15 +153,11 @@ template <class A>
 EHC_SIMD void stream(A* p, Pair x) {
   store(p, x);
 }
+EHC_SIMD bool can_stream(const void*) { return false; }
 
 template <class A>
-EHC_SIMD Pair load_f32(const float* p) {
-  return load(p);
-}
-
-template <class A>
-EHC_SIMD Pair load_f32_tail(const float* p, int count) {
-  return load_tail(p, count);
+EHC_SIMD Pair lane_order(Pair x) {
+  return x;
 }
 
 template <class A>

@@ -11,6 +11,7 @@
 // Everything in the simd headers has internal linkage: nothing compiled for one instruction set may
 // be shared with code for another.
 #define EHC_SIMD [[gnu::always_inline]] inline
+#define EHC_SIMD_LAMBDA __attribute__((always_inline))
 
 namespace ehc::simd::EHC_ISA {
 namespace {
@@ -32,6 +33,17 @@ EHC_SIMD float float_of(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
   return x;
+}
+
+EHC_SIMD float widen(float x) { return x; }
+EHC_SIMD float widen(Bf16 x) { return float_of(static_cast<uint32_t>(x.bits) << 16); }
+// Without branches, so that loops over lanes become vector code.
+EHC_SIMD float widen(F16 x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
+  const uint32_t size = static_cast<uint32_t>(x.bits & 0x7fffu) << 13;
+  const uint32_t finite = bits_of(float_of(size) * 0x1p112f);  // exact, also for subnormals
+  const uint32_t quiet = size > 0x0f800000u ? 0x400000u : 0u;
+  return float_of(sign | (size >= 0x0f800000u ? size | 0x7f800000u | quiet : finite));
 }
 
 }  // namespace

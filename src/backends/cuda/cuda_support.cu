@@ -100,4 +100,18 @@ double time_copy(int index, size_t bytes) {
   return best * 1e-3;
 }
 
+double time_on_stream(int index, void* stream, const std::function<void()>& work) {
+  const cuda::DeviceGuard guard(index);
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  Event start;
+  Event stop;
+  cuda::check("event", cudaEventRecord(start.event, cuda_stream));
+  work();
+  cuda::check("event", cudaEventRecord(stop.event, cuda_stream));
+  cuda::check("event", cudaEventSynchronize(stop.event));
+  float milliseconds = 0;
+  cuda::check("event", cudaEventElapsedTime(&milliseconds, start.event, stop.event));
+  return milliseconds * 1e-3;
+}
+
 }  // namespace ehc::cuda_support

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "core/float_formats.h"
+#include "core/logistic.h"
 #include "ops/engram/gate/gate_args.h"
 #include "ops/engram/gate/gate_math.h"
-#include "ops/engram/reference_math.h"
 
 namespace ehc::engram {
 

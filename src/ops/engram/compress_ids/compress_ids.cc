@@ -1,6 +1,7 @@
 #include "ehc/engram/compress_ids.h"
 
-#include <limits>
+#include <algorithm>
+#include <cstdint>
 
 #include "core/parallel.h"
 #include "core/registry.h"
@@ -19,34 +20,31 @@ constexpr auto kTable =
           in<&P::ids>("ids", "I32/I64[T]"), in<&P::table>("table", "I32[V]").packed(),
           attribute<&P::checked>("checked"), out<&P::compressed_ids>("compressed_ids", "I32[T]"));
 
-// `most` is the largest id allowed; the smallest is that of I32.
 template <class Id>
-void check_range(const Schema& schema, const Tensor& tensor, int64_t tokens, int64_t most) {
-  constexpr int64_t kLeast = std::numeric_limits<int32_t>::min();
+void check_range(const Schema& schema, const Tensor& tensor, int64_t tokens, int64_t vocab) {
   const auto* ids = tensor.as<const Id>();
-  Id largest = 0;
-  Id smallest = 0;
+  const auto legal = [&](int64_t id) { return id < vocab && id >= INT32_MIN; };
+  int64_t largest = -1;
+  int64_t smallest = -1;
   for (int64_t t = 0; t < tokens; ++t) {
-    largest = ids[t] > largest ? ids[t] : largest;
-    smallest = ids[t] < smallest ? ids[t] : smallest;
+    largest = std::max<int64_t>(largest, ids[t]);
+    smallest = std::min<int64_t>(smallest, ids[t]);
   }
-  if ((tokens == 0 || largest <= most) && smallest >= kLeast) return;
-  for (int64_t t = 0; t < tokens; ++t) {
-    if (ids[t] <= most && ids[t] >= kLeast) continue;
-    fail_tensor(schema, "ids",
-                ids[t] < 0 ? "negative ids that fit I32" : "ids <= " + std::to_string(most),
-                std::to_string(ids[t]) + " at position " + std::to_string(t));
-  }
+  if (legal(largest) && legal(smallest)) return;
+  int64_t t = 0;
+  while (legal(ids[t])) ++t;
+  fail_tensor(schema, "ids",
+              ids[t] < 0 ? "negative ids that fit I32" : "ids < V = " + std::to_string(vocab),
+              std::to_string(ids[t]) + " at position " + std::to_string(t));
 }
 
 void check_ids(const Schema& schema, const Bound& b, const void* params) {
   const P& p = *static_cast<const P*>(params);
-  if (p.ids.device != Device::cpu) return;
-  const int64_t most = p.checked ? b["V"] - 1 : std::numeric_limits<int64_t>::max();
+  if (!p.checked || p.ids.device != Device::cpu) return;
   if (p.ids.dtype == DType::i64) {
-    check_range<int64_t>(schema, p.ids, b["T"], most);
+    check_range<int64_t>(schema, p.ids, b["T"], b["V"]);
   } else {
-    check_range<int32_t>(schema, p.ids, b["T"], most);
+    check_range<int32_t>(schema, p.ids, b["T"], b["V"]);
   }
 }
 

@@ -6,9 +6,9 @@
 namespace ehc::engram {
 
 struct CompressIdsArgs {
-  const void* ids;        // [T]
-  const int32_t* table;   // [V]
-  int32_t* compressed;    // [T]
+  const void* ids;       // [T]
+  const int32_t* table;  // [V]
+  int32_t* compressed;   // [T]
   int64_t tokens;
   int64_t vocab;
   bool ids_are_64;

@@ -1,4 +1,4 @@
-// The formula; it is a plain gather from a small table, so there is no other CPU kernel.
+// The formula. It is a plain gather from a small table, so there is no other CPU kernel.
 #include "ops/engram/compress_ids/compress_ids_args.h"
 
 namespace ehc::engram {
@@ -10,8 +10,10 @@ void compress(const CompressIdsArgs& a, int64_t begin, int64_t end) {
   const auto* ids = static_cast<const Id*>(a.ids);
   for (int64_t t = begin; t < end; ++t) {
     const int64_t id = ids[t];
-    const bool known = id >= 0 && id < a.vocab;
-    a.compressed[t] = known ? a.table[id] : id < 0 ? static_cast<int32_t>(id) : -1;
+    const bool passes = id < 0 && id >= INT32_MIN;
+    a.compressed[t] = id >= 0 && id < a.vocab ? a.table[id]
+                      : passes                ? static_cast<int32_t>(id)
+                                              : -1;
   }
 }
 

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 
-#include "backends/cpu/cache.h"
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
 #include "core/registry.h"
-#include "ops/engram/gate/gate_args.h"
-#include "ops/engram/kv_group.h"
+#include "ops/engram/gate_call.h"
 
 namespace ehc::engram {
 
@@ -46,48 +44,18 @@ void check_saving(const Schema& schema, const Bound&, const void* params) {
   }
 }
 
-StreamStatistic statistic(const Tensor& t) { return {t.as<float>(), t.stride[0]}; }
-
 GateForwardArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);
-  const Tensor key = key_of(p);
-  const Tensor value = value_of(p);
-  GateForwardArgs a;
-  a.tokens = call.bound["T"];
-  a.streams = call.bound["n"];
-  a.hidden = call.bound["d"];
-  a.activation = p.residual.dtype;
-  a.residual = p.residual.data;
-  a.residual_token_stride = p.residual.stride[0];
-  a.residual_stream_stride = p.residual.stride[1];
-  a.key = key.data;
-  a.key_token_stride = key.stride[0];
-  a.key_stream_stride = key.stride[1];
-  a.value = value.data;
-  a.value_token_stride = value.stride[0];
+  GateForwardArgs a = gate_call_args(p, call.bound);
   a.weight_fused = p.weight_fused.as<float>();
   a.weight_stream_stride = p.weight_fused.stride[0];
-  a.image_token_mask = p.image_token_mask.as<uint8_t>();
-  a.out = p.out.data;
-  a.out_token_stride = p.out.stride[0];
-  a.out_stream_stride = p.out.stride[1];
-  a.dot = statistic(p.dot);
-  a.alpha = statistic(p.alpha);
-  a.rstd_residual = statistic(p.rstd_residual);
-  a.rstd_key = statistic(p.rstd_key);
   a.value_mean_square = p.value_mean_square.as<float>();
-  a.eps = static_cast<float>(*p.eps);
-  a.clamp = static_cast<float>(*p.clamp);
   a.mode = static_cast<GateMode>(p.mode);  // same order
-  const auto row_bytes = static_cast<size_t>(a.hidden) * size_of(a.activation);
-  const auto rows = static_cast<size_t>(a.tokens * (3 * a.streams + 1));
-  a.streaming = a.out != a.residual && rows * row_bytes > last_level_cache_bytes();
   return a;
 }
 
 template <auto Rows>
 void run_cpu(const Call& call) {
-  if (call.bound["T"] == 0) return;
   const GateForwardArgs args = make_args(call);
   const int64_t grain = std::max<int64_t>(1, 16384 / (args.streams * args.hidden));
   parallel_for(call.context, args.tokens, grain,

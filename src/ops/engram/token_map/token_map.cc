@@ -47,18 +47,18 @@ void check_strings(const Schema& schema, const Tensor& bytes, const char* bytes_
     if (offset[i + 1] < offset[i]) refuse("elements that do not decrease", i + 1);
   }
   if (offset[count] != bytes.shape[0]) {
-    refuse("a last element " + std::to_string(bytes.shape[0]) + ", the size of '" + bytes_name +
-               "'",
-           count);
+    refuse(
+        "a last element " + std::to_string(bytes.shape[0]) + ", the size of '" + bytes_name + "'",
+        count);
   }
   for (int64_t i = 0; i < count; ++i) {
     const std::string_view string(bytes.as<const char>() + offset[i],
                                   static_cast<size_t>(offset[i + 1] - offset[i]));
     const size_t at = text::find_invalid_utf8(string);
     if (at == std::string_view::npos) continue;
-    fail_tensor(schema, bytes_name, "UTF-8",
-                "an invalid sequence at byte " + std::to_string(at) + " of id " +
-                    std::to_string(i));
+    fail_tensor(
+        schema, bytes_name, "UTF-8",
+        "an invalid sequence at byte " + std::to_string(at) + " of id " + std::to_string(i));
   }
 }
 

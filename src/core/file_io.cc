@@ -1,4 +1,4 @@
-#include "tables/file_io.h"
+#include "core/file_io.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <limits>
+#include <filesystem>
 #include <system_error>
 
-namespace ehc::tables {
+namespace ehc {
 namespace {
 
 constexpr uint64_t kLargestTransfer = uint64_t{1} << 30;
@@ -99,7 +99,7 @@ class TemporaryFile {
 
 AlignedBuffer::AlignedBuffer(uint64_t bytes) {
   const uint64_t padded = align_up(std::max<uint64_t>(bytes, 1));
-  if (padded >= bytes && padded <= std::numeric_limits<size_t>::max()) {
+  if (padded >= bytes && padded <= uint64_t{PTRDIFF_MAX}) {
     data_.reset(static_cast<std::byte*>(std::aligned_alloc(kDataAlignment, padded)));
   }
   if (!data_) {
@@ -138,13 +138,24 @@ void InputFile::read(uint64_t offset, void* data, uint64_t bytes) const {
   }
 }
 
+std::string read_file(const std::string& path, uint64_t max_bytes) {
+  const InputFile file(path);
+  if (file.size() > max_bytes)
+    throw_io(path, "larger than " + std::to_string(max_bytes) + " bytes");
+  std::string contents(file.size(), '\0');
+  file.read(0, contents.data(), contents.size());
+  return contents;
+}
+
 void write_file(const std::string& path, std::span<const std::string_view> parts) {
   check_path(path);
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     throw_io(path, "cannot write: not a regular file");
   }
-  TemporaryFile file(path);
+  std::error_code missing;
+  const std::filesystem::path resolved = std::filesystem::canonical(path, missing);
+  TemporaryFile file(missing ? path : resolved.string());
   for (const std::string_view part : parts) file.write(part);
   file.rename_to_target();
 }
@@ -159,13 +170,15 @@ std::string_view writable_bytes(const std::string& name, const Tensor& tensor) {
     fail("expected dimensions >= 0");
   }
   if (tensor.device != Device::cpu) fail("expected host memory");
-  if (!tensor.contiguous()) fail("expected contiguous elements");
-  uint64_t size = 0;
-  if (__builtin_mul_overflow(static_cast<uint64_t>(tensor.numel()), size_of(tensor.dtype), &size)) {
+  const int64_t count = tensor.numel();  // INT64_MAX when it overflows
+  int64_t size = 0;
+  if (count == INT64_MAX ||
+      __builtin_mul_overflow(count, static_cast<int64_t>(size_of(tensor.dtype)), &size)) {
     fail("size overflows 64 bits");
   }
+  if (count > 0 && !tensor.contiguous()) fail("expected contiguous elements");
   if (size > 0 && tensor.data == nullptr) fail("expected data, got null");
-  const std::string_view bytes(static_cast<const char*>(tensor.data), size);
+  const std::string_view bytes(static_cast<const char*>(tensor.data), static_cast<size_t>(size));
   if (tensor.dtype == DType::boolean && first_bad_boolean(bytes) != bytes.end()) {
     fail("expected BOOL bytes 0 and 1");
   }
@@ -203,4 +216,4 @@ void throw_io(const std::string& path, const std::string& what) {
   throw Error(ErrorKind::io, path + ": " + what);
 }
 
-}  // namespace ehc::tables
+}  // namespace ehc

@@ -1,4 +1,4 @@
-#include "tables/file_io.h"
+#include "core/file_io.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,8 @@
 
 #include "tests/tables/table_test_support.h"
 
-namespace ehc::tables {
+namespace ehc {
+using namespace tables;  // test support
 namespace {
 
 using testing::HasSubstr;
@@ -125,4 +126,4 @@ TEST(AlignedBuffer, EmptyAndTooLarge) {
 }
 
 }  // namespace
-}  // namespace ehc::tables
+}  // namespace ehc

@@ -13,7 +13,7 @@
 #include "ehc/error.h"
 #include "ehc/tensor.h"
 
-namespace ehc::tables {
+namespace ehc {
 
 inline constexpr size_t kDataAlignment = 64;
 
@@ -55,7 +55,11 @@ class InputFile {
   uint64_t size_ = 0;
 };
 
-// Replaces `path` by the concatenated parts: temporary file in the same folder, fsync, rename.
+// The bytes of a regular file; one that is larger than `max_bytes` is an error.
+[[nodiscard]] std::string read_file(const std::string& path, uint64_t max_bytes);
+
+// Replaces `path` by the concatenated parts: temporary file in the same folder, fsync, rename. A
+// link stays a link: what it points to is replaced.
 // On failure `path` is untouched and no temporary file stays. Refuses to replace anything that is
 // not a regular file.
 void write_file(const std::string& path, std::span<const std::string_view> parts);
@@ -73,4 +77,4 @@ void check_booleans(const std::string& path, const std::string& name, const Tens
 
 [[noreturn]] void throw_io(const std::string& path, const std::string& what);
 
-}  // namespace ehc::tables
+}  // namespace ehc

@@ -1,0 +1,191 @@
+#include "cli/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+
+#include "core/cuda_support.h"
+#include "ehc/error.h"
+
+namespace ehc::cli {
+
+namespace {
+
+constexpr double kWorkingSet = 1.25e9;  // bytes: several times the largest last-level cache
+constexpr int kMostCopies = 64;
+
+double bytes_of(const Tensor& t) {
+  return static_cast<double>(t.numel()) * static_cast<double>(size_of(t.dtype));
+}
+
+int64_t count_rows(const Tensor& indices) {
+  int64_t rows = 0;
+  for (int64_t i = 0; i < indices.numel(); ++i) {
+    const bool live =
+        indices.dtype == DType::i64 ? indices.as<int64_t>()[i] >= 0 : indices.as<int32_t>()[i] >= 0;
+    rows += live ? 1 : 0;
+  }
+  return rows;
+}
+
+double seconds_of(const Context& context, const std::function<void()>& work) {
+  if (context.device() == Device::cuda) {
+    return cuda_support::time_on_stream(context.device_index(), context.stream(), work);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs) {
+  const Schema& schema = inputs.op().schema;
+  const Tensor* addresses = nullptr;
+  for (const std::string_view name : {"indices", "ids"}) {
+    const int index = schema.tensor_index(name, false);
+    if (index >= 0) addresses = &inputs.tensors()[static_cast<size_t>(index)];
+  }
+  double bytes = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const TensorSpec& spec = schema.tensors[i];
+    const Tensor& t = spec.is_output ? outputs[i] : inputs.tensors()[i];
+    if (!t.present()) continue;
+    const Expression first = spec.shape.rank > 0 ? spec.shape.dims[0] : Expression{};
+    const bool is_table = first.is_symbol() && (first.steps[0].value == symbol("rows") ||
+                                                first.steps[0].value == symbol("V"));
+    const bool is_target = spec.name.size() > 4 && spec.name.substr(spec.name.size() - 4) == "_acc";
+    if (!spec.is_output && is_table && !is_target && addresses != nullptr) {
+      const double row = t.shape[0] > 0 ? bytes_of(t) / static_cast<double>(t.shape[0]) : 0;
+      bytes += row * static_cast<double>(count_rows(*addresses));
+    } else {
+      bytes += bytes_of(t);
+    }
+  }
+  return bytes;
+}
+
+BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context_(context) {
+  const Schema& schema = inputs.op().schema;
+  const auto copies = [&] {
+    if (inputs.line().get("resident") == "true") return 1;
+    const double fit = kWorkingSet / std::max(1.0, bytes_);
+    return std::clamp(static_cast<int>(fit) + 1, 1, kMostCopies);
+  };
+  size_t workspace = 0;
+  for (int copy = 0; copy == 0 || copy < copies(); ++copy) {
+    DynamicCall& call = calls_.emplace_back(inputs.op());
+    inputs.set_attributes(call);
+    for (size_t i = 0; i < schema.tensors.size(); ++i) {
+      if (!schema.tensors[i].is_output) call.tensor(i) = inputs.tensors()[i];
+    }
+    const std::vector<Tensor> made = call.outputs();
+    const auto place = [&](size_t i, const Tensor& like, const void* data) {
+      memory_.emplace_back(context_, static_cast<size_t>(bytes_of(like)));
+      if (data != nullptr) {
+        memory_.back().upload(data);
+      } else if (context_.device() == Device::cpu && memory_.back().bytes() > 0) {
+        std::memset(memory_.back().data(), 1, memory_.back().bytes());  // its pages exist
+      }
+      Tensor& t = call.tensor(i);
+      t = like;
+      t.data = memory_.back().data();
+      t.device = context_.device();
+      t.device_index = static_cast<int8_t>(context_.device_index());
+    };
+    for (size_t i = 0; i < schema.tensors.size(); ++i) {
+      if (!schema.tensors[i].is_output && inputs.tensors()[i].present()) {
+        place(i, inputs.tensors()[i], inputs.tensors()[i].data);
+      }
+      if (schema.tensors[i].is_output && made[i].present()) place(i, made[i], nullptr);
+    }
+    for (const auto& [output, input] : call.shared_memory()) {
+      if (made[output].present()) call.tensor(output) = call.tensor(input);
+    }
+    if (copy == 0) {
+      bytes_ = bytes_moved(inputs, made);
+      context_.set_implementation({});
+      workspace = call.workspace_bytes(context_);
+    }
+  }
+  workspace_ = Buffer(context_, workspace);
+  context_.set_workspace(workspace_.data(), workspace_.bytes());
+}
+
+Timing BenchCase::time(const std::string& implementation, double seconds) {
+  Timing timing;
+  context_.set_implementation(implementation);
+  context_.set_log([&](std::string_view line) {
+    const size_t name = line.find(": ") + 2;
+    timing.implementation = std::string(line.substr(name, line.find(';', name) - name));
+  });
+  try {
+    const size_t workspace = calls_.front().workspace_bytes(context_);
+    if (workspace > workspace_.bytes()) workspace_ = Buffer(context_, workspace);
+    context_.set_workspace(workspace_.data(), workspace_.bytes());
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::unavailable) throw;
+    timing.implementation.clear();
+    return timing;
+  }
+  context_.set_log({});
+
+  // The first run warms up, unless it took all the time there is.
+  std::vector<double> times;
+  double total = 0;
+  for (size_t next = 0; times.empty() || total < seconds; next = (next + 1) % calls_.size()) {
+    const double taken = seconds_of(context_, [&] { calls_[next].run(context_); });
+    total += taken;
+    times.push_back(taken);
+  }
+  if (times.size() > 2) times.erase(times.begin());
+  std::sort(times.begin(), times.end());
+  timing.best = times.front();
+  timing.median = times[times.size() / 2];
+  timing.repeats = static_cast<int64_t>(times.size());
+  return timing;
+}
+
+CallCost time_call(const CaseInputs& inputs, Context& context) {
+  const Operator& op = inputs.op();
+  DynamicCall call(op);
+  inputs.set_attributes(call);
+  for (size_t i = 0; i < op.schema.tensors.size(); ++i) {
+    if (!op.schema.tensors[i].is_output) call.tensor(i) = inputs.tensors()[i];
+  }
+  std::vector<Buffer> memory;
+  const std::vector<Tensor> made = call.outputs();
+  for (size_t i = 0; i < made.size(); ++i) {
+    if (!made[i].present()) continue;
+    memory.emplace_back(context, static_cast<size_t>(bytes_of(made[i])));
+    call.tensor(i) = made[i];
+    call.tensor(i).data = memory.back().data();
+  }
+  // The struct is copied as a typed call copies it, since the check flattens tensors.
+  const auto* params = static_cast<const std::byte*>(call.arguments().params);
+  const std::vector<std::byte> original(params, params + op.params_size);
+  std::vector<std::byte> copy(original);
+  const auto nanoseconds = [&](const auto& body) {
+    constexpr int kBatch = 2000;
+    double best = 1e30;
+    for (int batch = 0; batch < 25; ++batch) {
+      const auto start = std::chrono::steady_clock::now();
+      for (int i = 0; i < kBatch; ++i) {
+        std::memcpy(copy.data(), original.data(), original.size());
+        body();
+      }
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+      best = std::min(best, taken.count() / kBatch * 1e9);
+    }
+    return best;
+  };
+  CallCost cost;
+  cost.check = nanoseconds([&] {
+    check_call(op, {copy.data(), nullptr}, context.device(), context.device_index());
+  });
+  cost.call = nanoseconds([&] { invoke(op, context, {copy.data(), nullptr}); });
+  return cost;
+}
+
+}  // namespace ehc::cli

@@ -1,0 +1,47 @@
+// Timing of cases.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/case_inputs.h"
+#include "ehc/context.h"
+
+namespace ehc::cli {
+
+struct Timing {
+  std::string implementation;  // empty: this call was refused
+  double best = 0;             // seconds
+  double median = 0;
+  int64_t repeats = 0;
+};
+
+// Bytes that a call must move: every present input once, of tables that indices address only the
+// rows touched, and every output once (in place, too, an element is read and written).
+// `outputs` by tensor index.
+double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs);
+
+// A case in memory on a context, as often as it takes to keep it out of the caches.
+class BenchCase {
+ public:
+  BenchCase(const CaseInputs& inputs, const Context& context);
+  [[nodiscard]] double bytes() const { return bytes_; }
+  // `implementation` empty: the library's choice. Repeats for `seconds`, at least once.
+  Timing time(const std::string& implementation, double seconds);
+
+ private:
+  Context context_;
+  double bytes_ = 0;
+  std::vector<DynamicCall> calls_;
+  std::vector<Buffer> memory_;
+  Buffer workspace_;
+};
+
+// Nanoseconds of the front door's check alone, and of a whole call.
+struct CallCost {
+  double check = 0;
+  double call = 0;
+};
+CallCost time_call(const CaseInputs& inputs, Context& context);
+
+}  // namespace ehc::cli

@@ -1,0 +1,217 @@
+// `ehc bench`: time, bytes and rate of operators, beside the copy rate of the same run.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cli/bench.h"
+#include "cli/check.h"
+#include "cli/commands.h"
+#include "cli/copy_rate.h"
+#include "cli/progress.h"
+#include "core/cuda_support.h"
+#include "core/file_io.h"
+#include "core/registry.h"
+#include "ehc/error.h"
+#include "ehc/version.h"
+
+namespace ehc::cli {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::vector<std::string> operators;
+  std::string device = "cpu";
+  std::string implementation;
+  std::string cases;
+  std::string json;
+  int threads = 0;
+  int intensity = 1;
+  double seconds = 1;
+};
+
+struct Row {
+  std::string line;
+  double bytes = 0;
+  double tokens = 0;
+  Timing timing;
+  double reference_seconds = 0;  // 0: the reference was not timed
+};
+
+// Which implementations to time; empty: the library's choice.
+std::vector<std::string> implementations(const Operator& op, const Options& o, Device device) {
+  std::vector<std::string> names;
+  if (o.implementation.empty()) {
+    names.emplace_back();
+  } else {
+    for (const Implementation& impl : op.implementations) {
+      if (impl.device != device) continue;
+      if (o.implementation == "all" || names_implementation(o.implementation, impl.name)) {
+        names.emplace_back(impl.name);
+      }
+    }
+  }
+  // An operator on integers is measured against the plain loops too: they are what one would write.
+  bool integers = device == Device::cpu;
+  for (const Implementation& impl : op.implementations) {
+    if (impl.name == "reference.f32") integers = false;
+  }
+  const bool has_reference = std::find(names.begin(), names.end(), "reference") != names.end();
+  if (integers && !has_reference && !names.empty()) names.emplace_back("reference");
+  return names;
+}
+
+std::string time_text(double seconds) {
+  if (seconds < 1e-3) return fmt::format("{:.2f} us", seconds * 1e6);
+  if (seconds < 1) return fmt::format("{:.3f} ms", seconds * 1e3);
+  return fmt::format("{:.3f} s", seconds);
+}
+
+void print_rows(const std::vector<Row>& rows, double ceiling) {
+  std::string line;
+  for (const Row& row : rows) {
+    if (row.line != line) {
+      line = row.line;
+      fmt::print("{}\n", line);
+    }
+    const Timing& t = row.timing;
+    const double rate = row.bytes / t.best;
+    const std::string factor =
+        row.reference_seconds > 0 ? fmt::format("{:.2f}", row.reference_seconds / t.best) : "-";
+    fmt::print("  {:<16} {:>12} {:>12} {:>10.2f} {:>8.3f} {:>12.4g} {:>12}\n", t.implementation,
+               time_text(t.best), time_text(t.median), rate * 1e-9, rate / ceiling,
+               row.tokens / t.best, factor);
+  }
+}
+
+Json to_json(const Row& row, double ceiling) {
+  const Timing& t = row.timing;
+  Json out = {{"op", row.line.substr(0, row.line.find(' '))},
+              {"case", row.line},
+              {"implementation", t.implementation},
+              {"best_seconds", t.best},
+              {"median_seconds", t.median},
+              {"repeats", t.repeats},
+              {"bytes", row.bytes},
+              {"bytes_per_second", row.bytes / t.best},
+              {"share_of_copy", row.bytes / t.best / ceiling},
+              {"tokens_per_second", row.tokens / t.best}};
+  if (row.reference_seconds > 0) out["times_reference"] = row.reference_seconds / t.best;
+  return out;
+}
+
+std::vector<Row> time_case(const Operator& op, const CaseLine& line, const Context& context,
+                           const Options& o) {
+  const CaseInputs inputs(op, line);
+  BenchCase bench(inputs, context);
+  std::vector<Row> rows;
+  double reference = 0;
+  for (const std::string& name : implementations(op, o, context.device())) {
+    Row row{line.text(), bench.bytes(), static_cast<double>(inputs.tokens()), {}, 0};
+    row.timing = bench.time(name, o.seconds);
+    if (row.timing.implementation.empty()) continue;
+    if (row.timing.implementation == "reference") reference = row.timing.best;
+    rows.push_back(row);
+  }
+  for (Row& row : rows) row.reference_seconds = reference;
+  return rows;
+}
+
+void run(const Options& o) {
+  const Context context = o.device == "cuda" ? Context::cuda(0, nullptr) : Context::cpu(o.threads);
+  std::vector<const Operator*> operators;
+  for (const std::string& name : o.operators) {
+    operators.push_back(find_operator(name));
+    if (operators.back() == nullptr) throw UsageError("unknown operator '" + name + "'");
+  }
+  if (o.operators.empty()) operators.assign(all_operators().begin(), all_operators().end());
+  std::vector<CaseLine> lines;
+  for (const CaseLine& line : load_cases(bench_case_texts(), o.cases)) {
+    const Operator* op = find_operator(line.op);
+    if (op == nullptr && !o.cases.empty()) {
+      throw UsageError("case '" + line.text() + "': unknown operator '" + line.op + "'");
+    }
+    const bool wanted = std::find(operators.begin(), operators.end(), op) != operators.end();
+    if (op != nullptr && wanted && line.level <= o.intensity) lines.push_back(line);
+  }
+  if (lines.empty()) throw UsageError("bench: no case names one of these operators");
+
+  Json results = Json::array();
+  Json calls = Json::array();
+  size_t done = 0;
+  double ceiling = 0;
+  Progress progress("bench", lines.size());
+  CopyRate copy(context);
+  fmt::print("{:<18} {:>12} {:>12} {:>10} {:>8} {:>12} {:>12}\n", "", "best", "median", "GB/s",
+             "of copy", "tokens/s", "x reference");
+  for (const Operator* op : operators) {
+    std::vector<Row> rows;
+    bool any = false;
+    for (const CaseLine& line : lines) {
+      if (line.op != op->schema.name) continue;
+      progress.show(done++, line.text());
+      if (line.get("measure") == "call") {
+        Context own = context;
+        const CaseInputs inputs(*op, line);
+        const CallCost cost = time_call(inputs, own);
+        progress.clear();
+        fmt::print("{}\n  front door: check {:.0f} ns, whole call {:.0f} ns\n", line.text(),
+                   cost.check, cost.call);
+        calls.push_back({{"case", line.text()}, {"check_ns", cost.check}, {"call_ns", cost.call}});
+        continue;
+      }
+      if (!any) ceiling = copy.measure();
+      any = true;
+      for (Row& row : time_case(*op, line, context, o)) rows.push_back(std::move(row));
+    }
+    if (!any) continue;
+    ceiling = copy.measure();
+    progress.clear();
+    print_rows(rows, ceiling);
+    std::fflush(stdout);
+    for (const Row& row : rows) results.push_back(to_json(row, ceiling));
+  }
+  if (ceiling > 0) {
+    fmt::print("copy: {:.2f} GB/s read and written ({}, {} threads)\n", ceiling * 1e-9,
+               copy.best_way(), context.executor().concurrency());
+  }
+  if (o.json.empty()) return;
+  const Json all = {{"version", EHC_VERSION_STRING},
+                    {"device", o.device == "cuda" ? cuda_support::describe_device(0) : "cpu"},
+                    {"threads", context.executor().concurrency()},
+                    {"copy_bytes_per_second", ceiling},
+                    {"copy_way", copy.best_way()},
+                    {"results", results},
+                    {"calls", calls}};
+  const std::string text = all.dump(1) + "\n";
+  const std::string_view parts[] = {text};
+  write_file(o.json, parts);
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* bench = app.add_subcommand("bench", "Time operators and compare with the copy rate");
+  bench->add_option("operators", options->operators, "operators; all when left out");
+  bench->add_option("--device", options->device, "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  bench->add_option("--impl", options->implementation,
+                    "one implementation, a family such as cpu, or all");
+  bench->add_option("--cases", options->cases, "file of cases; see docs/cases.md");
+  bench->add_option("--threads", options->threads, "CPU threads; 0 = all")
+      ->envname("EHC_THREADS")
+      ->check(CLI::Range(0, 1024));
+  bench->add_option("--seconds", options->seconds, "time for each measurement")
+      ->check(CLI::Range(0.0, 3600.0));
+  bench->add_option("--json", options->json, "file for the results");
+  bench->add_option("--intensity", options->intensity, "1: main sizes, 2 and 3: more")
+      ->check(CLI::Range(1, 3));
+  bench->callback([options] { run(*options); });
+}
+
+}  // namespace ehc::cli

@@ -1,0 +1,101 @@
+// `ehc check`: every implementation against the reference, over the case files.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/check.h"
+#include "cli/commands.h"
+#include "cli/progress.h"
+#include "core/registry.h"
+
+namespace ehc::cli {
+
+namespace {
+
+struct Options {
+  std::vector<std::string> operators;
+  std::string device = "cpu";
+  std::string implementation;
+  std::string cases;
+  int intensity = 1;
+};
+
+std::vector<const Operator*> selected(const std::vector<std::string>& names) {
+  std::vector<const Operator*> list;
+  for (const std::string& name : names) {
+    list.push_back(find_operator(name));
+    if (list.back() == nullptr) throw UsageError("unknown operator '" + name + "'");
+  }
+  if (names.empty()) list.assign(all_operators().begin(), all_operators().end());
+  return list;
+}
+
+void run(const Options& o) {
+  const CheckOptions options{o.device == "cuda" ? Device::cuda : Device::cpu, o.implementation,
+                             o.intensity};
+  if (options.device == Device::cuda) (void)Context::cuda(0, nullptr);  // tell first
+  const std::vector<const Operator*> operators = selected(o.operators);
+  const std::vector<CaseLine> lines = load_cases(check_case_texts(), o.cases);
+  for (const CaseLine& line : lines) {
+    if (!o.cases.empty() && find_operator(line.op) == nullptr) {
+      throw UsageError("case '" + line.text() + "': unknown operator '" + line.op + "'");
+    }
+  }
+
+  std::vector<CheckFailure> failures;
+  size_t checked = 0;
+  size_t done = 0;
+  Progress progress("check", lines.size());
+  fmt::print("{:<26} {:<16} {:>6} {:>8} {:>12} {:>10} {:>12}  {}\n", "operator", "implementation",
+             "cases", "refused", "worst error", "of allowed", "calc_diff", "verdict");
+  for (const Operator* op : operators) {
+    const CheckReport report = check_operator(*op, lines, options, [&](size_t of_this) {
+      progress.show(done + of_this, std::string(op->schema.name));
+    });
+    for (const CaseLine& line : lines) done += line.op == op->schema.name ? 1 : 0;
+    progress.clear();
+    for (const CheckRow& row : report.rows) {
+      checked += static_cast<size_t>(row.cases);
+      const std::string verdict = row.failures > 0  ? fmt::format("{} DIFFERENT", row.failures)
+                                  : row.cases > 0   ? "ok"
+                                  : row.refused > 0 ? "refused"
+                                                    : "no cases";
+      fmt::print("{:<26} {:<16} {:>6} {:>8} {:>12.3e} {:>10.3f} {:>12.3e}  {}\n", op->schema.name,
+                 row.implementation, row.cases, row.refused, row.worst_error, row.worst_used,
+                 row.worst_diff, verdict);
+    }
+    std::fflush(stdout);
+    failures.insert(failures.end(), report.failures.begin(), report.failures.end());
+  }
+  if (checked == 0 && failures.empty()) {
+    throw UsageError("check: no implementation '" + o.implementation + "' on device " + o.device +
+                     " ran any case");
+  }
+  if (failures.empty()) return;
+  fmt::print("\n");
+  for (const CheckFailure& f : failures) {
+    fmt::print("{}\n    # {}: {}\n", f.line, f.implementation, f.what);
+  }
+  std::fflush(stdout);
+  fmt::print(stderr, "ehc: check: {} differences\n", failures.size());
+  throw Exit{kDifferent};
+}
+
+}  // namespace
+
+void add_check_command(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* check =
+      app.add_subcommand("check", "Compare every implementation with the reference, over cases");
+  check->add_option("operators", options->operators, "operators; all when left out");
+  check->add_option("--device", options->device, "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  check->add_option("--impl", options->implementation, "one implementation or family, e.g. cpu");
+  check->add_option("--cases", options->cases, "file of cases; see docs/cases.md");
+  check->add_option("--intensity", options->intensity, "1 quick, 2 thorough, 3 long")
+      ->check(CLI::Range(1, 3));
+  check->callback([options] { run(*options); });
+}
+
+}  // namespace ehc::cli

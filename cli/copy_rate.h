@@ -1,0 +1,27 @@
+// The ceiling of a benchmark: how fast this machine copies memory right now.
+#pragma once
+
+#include "ehc/context.h"
+#include "ehc/memory.h"
+
+namespace ehc::cli {
+
+// Copies between two buffers far above the caches, on the threads (or the device) of a context.
+class CopyRate {
+ public:
+  explicit CopyRate(const Context& context);
+  // Bytes read and written per second by the fastest of several ways to copy, now and in any
+  // earlier call.
+  double measure();
+  // The way that was fastest.
+  [[nodiscard]] const char* best_way() const { return best_way_; }
+
+ private:
+  Context context_;
+  Buffer from_;
+  Buffer to_;
+  double best_ = 0;
+  const char* best_way_ = "";
+};
+
+}  // namespace ehc::cli

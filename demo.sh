@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# From a real text to updated streams, measured, checked and drawn. See --help.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+start_folder=$OLDPWD
+
+usage() {
+  cat <<'TEXT'
+Usage: ./demo.sh [options]
+
+Runs the Engram forward path on the King James Bible (or a text of yours): tokenizer, token map,
+n-gram windows, hash, table look-up, projection, gate, convolution, streams. Prints what it found
+and writes one HTML page. Installs what is missing on Debian and Ubuntu; a second run is quick.
+
+  --text FILE         a UTF-8 text instead of the Bible
+  --out FOLDER        where results and caches go                       (.demo)
+  --tokens N          read only the first N tokens                      (all)
+  --dense-tokens N    projection and later stages for the first N       (32768)
+  --width N           values per stream                                 (1024)
+  --streams N         residual streams, 1 to 8                          (4)
+  --sizes A,B         start of the prime search for orders 2 and 3      (131072,262144)
+  --row-width N       values per table row                              (64)
+  --threads N         threads                                           (all cores)
+  --seed N            seed of table, weights and incoming streams       (0)
+  --help              this text
+TEXT
+}
+fail() { echo "demo.sh: $*" >&2; exit 2; }
+step() { echo "==> $*"; }
+from_start() { case $1 in /*) echo "$1" ;; *) echo "$start_folder/$1" ;; esac; }
+
+text="" out=.demo sizes=131072,262144 row_width=64 dense=32768
+pipeline=()
+while (($#)); do
+  option=$1
+  case $option in -h|--help) usage; exit 0 ;; esac
+  case $option in
+    --text|--out|--tokens|--dense-tokens|--width|--streams|--sizes|--row-width|--threads|--seed)
+      (($# >= 2)) || fail "$option: expected a value, got none"
+      value=$2; shift 2 ;;
+    *) fail "unknown option '$option'; see ./demo.sh --help" ;;
+  esac
+  case $option in
+    --text) text=$(from_start "$value") ;;
+    --out) out=$(from_start "$value") ;;
+    --sizes) sizes=$value ;;
+    --row-width) row_width=$value ;;
+    --dense-tokens) dense=$value ;;
+    *) pipeline+=("$option" "$value") ;;
+  esac
+done
+if [[ -n $text ]]; then
+  [[ -f $text ]] || fail "--text: $text is not a file"
+  [[ -r $text ]] || fail "--text: $text cannot be read"
+  [[ -s $text ]] || fail "--text: $text is empty"
+fi
+mkdir -p "$out" 2>/dev/null && [[ -w $out ]] || fail "--out: the folder $out cannot be written"
+
+step "packages"
+tools/install_dependencies.sh demo
+tools/python_environment.sh
+python=$PWD/.venv/bin/python
+
+step "build"
+log=$out/build.log
+show_log() { tail -n 30 "$log" >&2; fail "the build failed (above; whole log: $log)"; }
+cmake --preset cpu >"$log" 2>&1 || show_log
+if [[ -t 1 ]]; then  # ninja's own one-line progress
+  NINJA_STATUS='    [%f/%t] ' cmake --build --preset cpu --target ehc_program 2>>"$log" || show_log
+else
+  cmake --build --preset cpu --target ehc_program >>"$log" 2>&1 || show_log
+fi
+ehc=$PWD/build/cpu/bin/ehc
+
+step "text and token ids"
+if [[ -n $text ]]; then
+  title=$(basename "$text")
+  "$python" demo/read_text.py "$out/text.txt" --text "$text"
+else
+  title="King James Bible"
+  "$python" demo/read_text.py "$out/text.txt"
+fi
+ids=$("$python" demo/encode_text.py "$out/text.txt" "$out")
+
+step "token map and table layout"
+tokenizer=$("$python" demo/v4_tokenizer.py)
+map=$out/v4.tokmap
+if ! "$ehc" tokmap verify "$map" --tokenizer "$tokenizer" >/dev/null 2>&1; then
+  "$ehc" tokmap build "$tokenizer" -o "$map"
+fi
+vocabulary=$("$ehc" tokmap show "$map" --json |
+  "$python" -c 'import json, sys; print(json.load(sys.stdin)["compressed_vocab_size"])')
+"$ehc" layout show --preset demo --sizes "$sizes" --row-width "$row_width" \
+  --compressed-vocab "$vocabulary" -o "$out/layout.safetensors" >"$out/layout.txt"
+
+step "from ids to streams"
+status=0
+"$ehc" pipeline --ids "$ids" --map "$map" --layout "$out/layout.safetensors" \
+  --dense-tokens "$dense" "${pipeline[@]}" --json "$out/figures.json" >"$out/stages.txt" || status=$?
+((status <= 1)) || exit "$status"
+
+"$python" demo/summary.py "$out/figures.json" "$ids" --title "$title"
+"$python" demo/report.py "$out/figures.json" "$ids" "$out/report.html" --title "$title"
+echo
+echo "Report: $out/report.html"
+exit "$status"

@@ -1,0 +1,155 @@
+"""The report's pictures: inline SVG whose colours are those of the page (light or dark)."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import EngFormatter  # noqa: E402
+
+# Matplotlib wants colours now, the page decides later: stand-ins, replaced in the SVG.
+INK, GRID = "#010101", "#020202"
+SERIES = ["#030301", "#030302", "#030303", "#030304", "#030305", "#030306", "#030307", "#030308"]
+PAGE_COLOURS = {INK: "var(--ink)", GRID: "var(--grid)"} | {
+    stand_in: f"var(--series-{i + 1})" for i, stand_in in enumerate(SERIES)
+}
+STYLE = {
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+}
+
+
+def picture(name: str, draw, panels: int = 1, height: float = 2.9, width: float = 8.6) -> str:
+    """SVG text of what draw(axes) draws; axes is one or a list of them."""
+    with plt.rc_context(STYLE | {"svg.hashsalt": name}):
+        figure, axes = plt.subplots(1, panels, figsize=(width, height), layout="constrained")
+        draw(axes)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        plt.close(figure)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    for stand_in, colour in PAGE_COLOURS.items():
+        svg = svg.replace(stand_in, colour)
+    # Names inside one picture must not meet those of another on the same page.
+    svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
+    return svg.replace("<svg", f'<svg role="img" class="picture" id="picture-{name}"', 1)
+
+
+def stage_times(stages: list[dict]) -> str:
+    def draw(axes):
+        names = [stage["stage"] for stage in stages][::-1]
+        seconds = [1 / stage["best_tokens_per_second"] for stage in stages][::-1]
+        engineering = EngFormatter("s", places=1)
+        bars = axes.barh(names, seconds, color=SERIES[0], height=0.66)
+        axes.bar_label(bars, [engineering(value) for value in seconds], padding=4)
+        axes.set_xscale("log")
+        axes.set_xlim(min(seconds) / 3, max(seconds) * 5)
+        axes.xaxis.set_major_formatter(EngFormatter("s", places=0))
+        axes.minorticks_off()
+        axes.set_xlabel("time per token (fastest chunk), logarithmic")
+        axes.grid(axis="x")
+        axes.tick_params(axis="y", length=0)
+
+    return picture("stages", draw, height=2.9)
+
+
+def measured_and_predicted(axes, measured, predicted, labels):
+    places = range(len(labels))
+    axes.bar(places, measured, width=0.7, color=SERIES[0], label="measured")
+    axes.plot(places, predicted, "o", color=SERIES[1], markersize=5, label="predicted")
+    axes.set_xticks(places, labels)
+    axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
+    axes.grid(axis="y")
+
+
+def panels_of(axes):
+    return list(axes) if hasattr(axes, "__len__") else [axes]
+
+
+def row_loads(orders: list[dict]) -> str:
+    def draw(axes):
+        for order, panel in zip(orders, panels_of(axes)):
+            measured, predicted = order["row_load"]["measured"], order["row_load"]["predicted"]
+            last = max(3, max(k for k, v in enumerate(measured) if v > 0))
+            labels = [str(k) for k in range(last + 1)]
+            if last == len(measured) - 1:
+                labels[-1] += "+"
+            measured_and_predicted(panel, measured[: last + 1], predicted[: last + 1], labels)
+            panel.set_title(f"order {order['order']}")
+            panel.set_xlabel("different n-grams in a row")
+        panels_of(axes)[0].set_ylabel("rows (all heads)")
+        panels_of(axes)[-1].legend()
+
+    return picture("row-loads", draw, len(orders))
+
+
+def shared_heads(orders: list[dict]) -> str:
+    def draw(axes):
+        for order, panel in zip(orders, panels_of(axes)):
+            measured, predicted = order["heads_shared"]["measured"], order["heads_shared"]["predicted"]
+            measured_and_predicted(panel, measured, predicted, [str(k) for k in range(len(measured))])
+            panel.set_title(f"order {order['order']}")
+            panel.set_xlabel("heads in which an n-gram shares its row")
+        panels_of(axes)[0].set_ylabel("distinct n-grams")
+        panels_of(axes)[0].legend()
+
+    return picture("shared-heads", draw, len(orders))
+
+
+def frequencies(orders: list[dict]) -> str:
+    def draw(axes):
+        for i, order in enumerate(orders):
+            colour = SERIES[i % len(SERIES)]
+            rows, ngrams = order["row_frequency"], order["ngram_frequency"]
+            axes.loglog(rows["ranks"], rows["counts"], color=colour,
+                        label=f"rows, order {order['order']}")
+            axes.loglog(ngrams["ranks"], ngrams["counts"], color=colour, linestyle=(0, (2, 2)),
+                        linewidth=1.2, label=f"n-grams, order {order['order']}")
+        axes.set_xlabel("rank, most frequent first")
+        axes.set_ylabel("times touched")
+        axes.grid()
+        axes.legend()
+
+    return picture("frequencies", draw, height=3.4)
+
+
+def gate_histogram(streams: list[dict]) -> str:
+    def draw(axes):
+        for i, stream in enumerate(streams):
+            counts = stream["histogram"]
+            total = max(1, sum(counts))
+            edges = [k / len(counts) for k in range(len(counts) + 1)]
+            axes.stairs([len(counts) * c / total for c in counts], edges,
+                        color=SERIES[i % len(SERIES)], linewidth=1.5, label=f"stream {i}")
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("gate α")
+        axes.set_ylabel("density")
+        axes.grid()
+        axes.legend(ncols=2)
+
+    return picture("gates", draw, height=2.6)

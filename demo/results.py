@@ -1,0 +1,57 @@
+"""What the report and the terminal table both read: the pipeline's figures and the text's tokens."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+from v4_tokenizer import load_tokenizer
+
+
+class Results:
+    def __init__(self, figures: pathlib.Path, ids: pathlib.Path):
+        self.figures = json.loads(figures.read_text(encoding="utf-8"))
+        self.ids = np.load(ids, mmap_mode="r")
+        self.tokenizer = load_tokenizer()
+
+    def __getitem__(self, key):
+        return self.figures[key]
+
+    def text(self, begin: int, end: int) -> str:
+        """Tokens [begin, end) of the text, as it stands there."""
+        return self.tokenizer.decode(self.ids[max(0, begin) : end].tolist(),
+                                     skip_special_tokens=False)
+
+    def token(self, at: int) -> str:
+        return self.text(at, at + 1)
+
+    def ngram(self, entry: dict, order: int) -> str:
+        """First spelling of an n-gram; before the start of the text there is the pad id."""
+        last = entry["first_token"]
+        pads = max(0, order - 1 - last)
+        return "□" * pads + self.text(last - order + 1, last + 1)
+
+    @property
+    def all_equal(self) -> bool:
+        return all(check["equal"] for check in self["checks"])
+
+    def stage(self, name: str) -> dict | None:
+        return next((stage for stage in self["stages"] if stage["stage"] == name), None)
+
+
+def visible(text: str) -> str:
+    """White space that can be seen."""
+    return text.replace(" ", "·").replace("\n", "↵")
+
+
+def deviations(table: dict) -> float:
+    """How many standard deviations the rows used are away from the prediction."""
+    spread = table["rows_used_deviation"]
+    difference = table["rows_used"] - table["rows_used_predicted"]
+    return difference / spread if spread > 0 else 0.0
+
+
+def expected(value: float) -> str:
+    """A predicted number of things, which need not be whole."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,106 @@
+#include "backends/cpu/blas.h"
+
+#if EHC_HAS_OPENBLAS
+#include <string_view>
+#include <vector>
+
+#include "backends/cpu/isa.h"
+
+// Declared here because its header lies elsewhere on every system; enumerations have the size of
+// int.
+extern "C" {
+void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
+                 const float* a, int a_stride, const float* b, int b_stride, float beta, float* c,
+                 int c_stride);
+char* openblas_get_corename(void);
+}
+#endif
+
+namespace ehc::blas {
+
+#if EHC_HAS_OPENBLAS
+
+namespace {
+
+// Integers between -8 and 7, so that every sum is exact.
+std::vector<float> small_integers(int64_t count, uint32_t seed) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) {
+    seed = seed * 1664525U + 1013904223U;
+    value = static_cast<float>(seed >> 28) - 8;
+  }
+  return values;
+}
+
+bool is_right(int64_t rows, int64_t columns, int64_t depth) {
+  const std::vector<float> a = small_integers(rows * depth, 1);
+  const std::vector<float> b = small_integers(columns * depth, 2);
+  std::vector<float> c(static_cast<size_t>(rows * columns), -0.5F);
+  multiply_openblas(
+      {a.data(), b.data(), c.data(), depth, depth, columns, rows, columns, depth, false});
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      float sum = 0;
+      for (int64_t k = 0; k < depth; ++k) {
+        sum += a[static_cast<size_t>(i * depth + k)] * b[static_cast<size_t>(j * depth + k)];
+      }
+      if (c[static_cast<size_t>(i * columns + j)] != sum) return false;
+    }
+  }
+  return true;
+}
+
+// Bits of the vectors that OpenBLAS's kernels for this core use; 128 for the many old ones.
+int vector_bits(std::string_view core) {
+  for (const std::string_view wide : {"SkylakeX", "Cooperlake", "Sapphirerapids"}) {
+    if (core == wide) return 512;
+  }
+  return core == "Haswell" || core == "Zen" ? 256 : 128;
+}
+
+std::string find_fault() {
+  const std::string core = openblas_get_corename();
+  const int ours = cpu_supports(Isa::avx512) ? 512 : cpu_supports(Isa::avx2) ? 256 : 128;
+  if (vector_bits(core) < ours) {
+    return "OpenBLAS runs its " + core + " kernels on a processor with " + std::to_string(ours) +
+           "-bit vectors (see OPENBLAS_CORETYPE)";
+  }
+  for (const int64_t rows : {1, 13, 48}) {
+    for (const int64_t columns : {3, 64, 77}) {
+      if (!is_right(rows, columns, 5) || !is_right(rows, columns, 700)) {
+        return "OpenBLAS computes wrong products on this processor with its " + core + " kernels";
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+const std::string& refuse_openblas() {
+  static const std::string fault = find_fault();
+  return fault;
+}
+
+void multiply_openblas(const Product& p) {
+  constexpr int kRowMajor = 101;
+  constexpr int kAsIs = 111;
+  constexpr int kTransposed = 112;
+  const auto narrow = [](int64_t x) { return static_cast<int>(x); };
+  cblas_sgemm(kRowMajor, kAsIs, kTransposed, narrow(p.rows), narrow(p.columns), narrow(p.depth),
+              1.0F, p.a, narrow(p.a_stride), p.b, narrow(p.b_stride), p.accumulate ? 1.0F : 0.0F,
+              p.c, narrow(p.c_stride));
+}
+
+#else
+
+const std::string& refuse_openblas() {
+  static const std::string fault = "the library was built without OpenBLAS";
+  return fault;
+}
+
+void multiply_openblas(const Product&) {}
+
+#endif
+
+}  // namespace ehc::blas

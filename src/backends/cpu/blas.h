@@ -1,0 +1,34 @@
+// The one place that knows of a BLAS library. Callers have a product of their own for when it is
+// not built in or not fit for use here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ehc::blas {
+
+// c[m, n] (+)= a[m, k] * b[n, k]^T in fp32, row-major, strides in elements; m, n, k and strides in
+// 1..2^31-1. How the library orders a sum is its own affair, but it is one chain at worst.
+struct Product {
+  const float* a;
+  const float* b;
+  float* c;
+  int64_t a_stride;
+  int64_t b_stride;
+  int64_t c_stride;
+  int64_t rows;     // m
+  int64_t columns;  // n
+  int64_t depth;    // k
+  bool accumulate;  // add to c, else c is not read
+};
+
+// Why OpenBLAS is not to be used on this machine, or empty. It is tried once on small products
+// whose results are exact integers, since old builds compute wrong ones on processors that they do
+// not know, and refused when it has chosen kernels for narrower vectors than ours.
+const std::string& refuse_openblas();
+
+// May be called from several threads at once. Touches no setting of the library: one that has
+// threads of its own uses as many as the process gave it. Precondition: not refused.
+void multiply_openblas(const Product& product);
+
+}  // namespace ehc::blas

@@ -1,0 +1,350 @@
+// Vector steps of the short convolution, shared by the convolution and the whole layer.
+#pragma once
+
+#include "backends/cpu/simd.h"
+#include "ops/engram/conv/conv_args.h"
+#include "ops/engram/conv/conv_math.h"
+
+namespace ehc::engram::EHC_ISA {
+namespace {
+
+namespace simd = ehc::simd::EHC_ISA;
+using simd::kPair;
+using simd::Pair;
+
+// Prepared weights, one fp32 row per (tap, stream), then the norm weights; lanes in A's order.
+struct PreparedWeights {
+  const float* data;
+  int64_t taps, streams, row;
+  EHC_SIMD const float* tap(int64_t k, int64_t stream) const {
+    return data + (k * streams + stream) * row;
+  }
+  EHC_SIMD const float* norm(int64_t stream) const { return tap(taps, stream); }
+};
+
+EHC_SIMD PreparedWeights prepared_weights(const ShortConv& conv, int64_t streams, int64_t hidden) {
+  return {conv.prepared, conv.taps, streams, conv_prepared_row(hidden)};
+}
+
+// One row: elements `step` apart, widened, in A's order, filled up with zeros.
+template <class A, class W>
+inline void prepare_row(const W* from, int64_t step, int64_t hidden, float* to) {
+  for (int64_t i = 0; i < hidden; i += kPair) {
+    float natural[kPair];
+    for (int j = 0; j < kPair; ++j) {
+      natural[j] = i + j < hidden ? simd::widen(from[(i + j) * step]) : 0.0f;
+    }
+    simd::store(to + i, simd::load_f32<A>(natural));
+  }
+}
+
+template <class A>
+inline void prepare_row(const void* weights, DType type, int64_t first, int64_t step,
+                        int64_t hidden, float* to) {
+  if (type == DType::bf16) {
+    prepare_row<A>(static_cast<const simd::Bf16*>(weights) + first, step, hidden, to);
+  } else {
+    prepare_row<A>(static_cast<const float*>(weights) + first, step, hidden, to);
+  }
+}
+
+template <class A>
+inline void prepare_streams(const ShortConv& conv, int64_t streams, int64_t hidden, int64_t begin,
+                            int64_t end) {
+  const int64_t row = conv_prepared_row(hidden);
+  for (int64_t h = begin; h < end; ++h) {
+    for (int64_t k = 0; k < conv.taps; ++k) {
+      prepare_row<A>(conv.conv_weight, conv.weight, h * conv.conv_weight_stream_stride + k,
+                     conv.conv_weight_channel_stride, hidden,
+                     conv.prepared + (k * streams + h) * row);
+    }
+    prepare_row<A>(conv.norm_weight, conv.norm_weight_type, h * conv.norm_weight_stream_stride, 1,
+                   hidden, conv.prepared + (conv.taps * streams + h) * row);
+  }
+}
+
+// u = (value * scale) * norm weight
+template <class A>
+EHC_SIMD Pair normalise(const A* value, float scale, const float* norm, int64_t column,
+                        int64_t count) {
+  const Pair v = simd::load_some(value + column, count);
+  return mul(mul(v, simd::splat(scale)), simd::load(norm + column));
+}
+
+// Where u comes from: values[p,h,:] and scale[p,h]; zero for image tokens, which are not read.
+template <class A>
+struct ConvSource {
+  const A* values;
+  int64_t token_stride, stream_stride;
+  const float* scale;  // [tokens from first_token on, n]
+  int64_t first_token, streams;
+  const uint8_t* mask;
+
+  EHC_SIMD const A* row(int64_t token, int64_t stream) const {
+    return values + token * token_stride + stream * stream_stride;
+  }
+  EHC_SIMD Pair normalised(int64_t token, int64_t stream, const float* norm, int64_t column,
+                           int64_t count) const {
+    if (mask && mask[token]) return simd::zero_pair();
+    return normalise(row(token, stream), scale[(token - first_token) * streams + stream], norm,
+                     column, count);
+  }
+};
+
+// A run of tokens [begin, end) of the sequence that starts at `start`.
+struct ConvRun {
+  int64_t begin, end, sequence, start;
+};
+
+// Finds the sequences of a range of tokens, in order.
+class RunCursor {
+ public:
+  RunCursor(const ShortConv& conv, int64_t begin, int64_t end)
+      : conv_(conv), token_(begin), end_(end) {
+    if (!conv.cu_seqlens) return;
+    int64_t low = 0, high = conv.sequences;  // the last sequence that starts at or before begin
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      (conv.cu_seqlens[middle] <= begin ? low : high) = middle;
+    }
+    sequence_ = low;
+  }
+  // The next run of at most `limit` tokens; empty at the end.
+  EHC_SIMD ConvRun next(int64_t limit) {
+    ConvRun run = {token_, end_, sequence_, 0};
+    if (conv_.cu_seqlens && token_ < end_) {
+      while (conv_.cu_seqlens[sequence_ + 1] <= token_) ++sequence_;
+      run.sequence = sequence_;
+      run.start = conv_.cu_seqlens[sequence_];
+      const int64_t stop = conv_.cu_seqlens[sequence_ + 1];
+      run.end = stop < end_ ? stop : end_;
+    }
+    if (run.end > run.begin + limit) run.end = run.begin + limit;
+    token_ = run.end;
+    return run;
+  }
+
+ private:
+  const ShortConv& conv_;
+  int64_t token_, end_, sequence_ = 0;
+};
+
+EHC_SIMD const float* state_row(const ShortConv& conv, const ConvState& state, const ConvRun& run,
+                                int64_t token, int64_t stream) {
+  const int64_t position = token - run.start + conv_history(conv.taps, conv.dilation);
+  return state.data + run.sequence * state.sequence_stride + position * state.position_stride +
+         stream * state.stream_stride;
+}
+
+// u[token], which may lie in the state, before the start of the sequence.
+template <class A>
+EHC_SIMD Pair conv_input(const ShortConv& conv, const ConvSource<A>& source, const ConvRun& run,
+                         int64_t token, int64_t stream, const float* norm, int64_t column,
+                         int64_t count) {
+  if (token >= run.start) return source.normalised(token, stream, norm, column, count);
+  return simd::load_f32_some<A>(state_row(conv, conv.state, run, token, stream) + column, count);
+}
+
+EHC_SIMD int64_t first_tap(const ShortConv& conv, const ConvRun& run, int64_t token) {
+  return conv.state.data ? 0 : conv_first_tap(conv.taps, conv.dilation, token - run.start);
+}
+
+// c for one token, its taps fetched one by one: any number of taps and any dilation.
+template <class A>
+EHC_SIMD Pair convolve_directly(const ShortConv& conv, const ConvSource<A>& source,
+                                const PreparedWeights& weights, const ConvRun& run, int64_t token,
+                                int64_t stream, int64_t column, int64_t count) {
+  Pair c = simd::zero_pair();
+  for (int64_t k = first_tap(conv, run, token); k < conv.taps; ++k) {
+    const int64_t from = token - conv_lag(conv.taps, conv.dilation, k);
+    c = fma(simd::load(weights.tap(k, stream) + column),
+            conv_input(conv, source, run, from, stream, weights.norm(stream), column, count), c);
+  }
+  return c;
+}
+
+// Vectors that go through the exponential together: six of 16 lanes, four of 8, by registers.
+inline constexpr int kTilePairs = simd::kLanes == 16 ? 3 : 2;
+inline constexpr int kTileColumns = kTilePairs * kPair;
+inline constexpr int kTileRows = 48;
+
+// Tokens of a run: their rows leave room in a second-level cache of 2 MiB for weights and the rows
+// of the next run that replace them, and with their history they fit in a tile where that can be.
+EHC_SIMD int64_t run_limit(const ShortConv& conv, int64_t row_bytes) {
+  const int64_t room = kTileRows - conv_history(conv.taps, conv.dilation);
+  const int64_t most = room >= 8 ? room : 32;
+  const int64_t tokens = (int64_t{768} << 10) / row_bytes;
+  return tokens < 8 ? 8 : tokens > most ? most : tokens;
+}
+
+// u of the history and the tokens of a run, for one tile of columns of one stream. Row r belongs to
+// token run.begin - history + r, so tap k of token t reads row t - run.begin + k * dilation.
+class ConvTile {
+ public:
+  // A run is worth a tile when it is longer than a token and its history fits.
+  EHC_SIMD static bool fits(const ShortConv& conv, const ConvRun& run) {
+    const int64_t tokens = run.end - run.begin;
+    return tokens > 1 && conv_history(conv.taps, conv.dilation) + tokens <= kTileRows;
+  }
+
+  ConvTile(const ShortConv& conv, const ConvRun& run)
+      : conv_(conv),
+        run_(run),
+        history_(conv_history(conv.taps, conv.dilation)),
+        tokens_(run.end - run.begin) {
+    for (int64_t r = 0; r < history_ + tokens_; ++r) {
+      // history_ is a multiple of dilation: no token reads a row of a residue that none of them
+      // has.
+      const bool before = run.begin - history_ + r < run.start;
+      used_[r] = r % conv.dilation < tokens_ && (!before || conv.state.data);
+    }
+    for (int64_t t = 0; t < tokens_; ++t) {
+      first_tap_[t] = static_cast<int32_t>(first_tap(conv, run, run.begin + t));
+    }
+  }
+
+  // kPairs pairs of columns from `column` on; the last holds `count` columns.
+  template <int kPairs, class A>
+  EHC_SIMD void fill(const ConvSource<A>& source, const float* norm, int64_t stream, int64_t column,
+                     int64_t count) {
+    for (int64_t r = 0; r < history_ + tokens_; ++r) {
+      if (!used_[r]) continue;
+      const int64_t token = run_.begin - history_ + r;
+      for (int p = 0; p < kPairs; ++p) {
+        const int64_t at = column + p * kPair;
+        simd::store(u_[r] + p * kPair, conv_input(conv_, source, run_, token, stream, norm, at,
+                                                  p + 1 < kPairs ? kPair : count));
+      }
+    }
+  }
+
+  // Calls finish(token)(column, count, silu(c)) for kPairs pairs of columns. The quotients of a
+  // token are used while those of the next are on their way: the divider is never waited for.
+  template <int kPairs, bool kFourTaps, class Finish>
+  EHC_SIMD void convolve(const PreparedWeights& weights, int64_t stream, int64_t column,
+                         int64_t count, const Finish& finish) const {
+    Pair activation[kPairs];
+    for (int64_t t = 0; t < tokens_; ++t) {
+      Pair c[kPairs], denominator[kPairs];
+      sum_taps<kPairs, kFourTaps>(weights, stream, column, t, c);
+      simd::silu_fraction<kPairs>(c, denominator);
+      if (t > 0) finish(run_.begin + t - 1).template operator()<kPairs>(column, count, activation);
+      for (int p = 0; p < kPairs; ++p) activation[p] = div(c[p], denominator[p]);
+    }
+    finish(run_.end - 1).template operator()<kPairs>(column, count, activation);
+  }
+
+  template <int kPairs, bool kFourTaps>
+  EHC_SIMD void sum_taps(const PreparedWeights& weights, int64_t stream, int64_t column, int64_t t,
+                         Pair* c) const {
+    const float* w = weights.tap(0, stream) + column;
+    const float* u = u_[t];
+    const int64_t weight_step = weights.streams * weights.row;
+    const int64_t row_step = conv_.dilation * kTileColumns;
+    const auto add_tap = [&](int64_t k) EHC_SIMD_LAMBDA {
+      for (int p = 0; p < kPairs; ++p) {
+        c[p] = fma(simd::load(w + k * weight_step + p * kPair),
+                   simd::load(u + k * row_step + p * kPair), c[p]);
+      }
+    };
+    for (int p = 0; p < kPairs; ++p) c[p] = simd::zero_pair();
+    const int64_t first = first_tap_[t];
+    if (kFourTaps && first == 0) {
+      for (int k = 0; k < 4; ++k) add_tap(k);
+    } else {
+      for (int64_t k = first; k < conv_.taps; ++k) add_tap(k);
+    }
+  }
+
+  template <int kPairs, class A, class Finish>
+  EHC_SIMD void run(const ConvSource<A>& source, const PreparedWeights& weights, int64_t stream,
+                    int64_t column, int64_t count, const Finish& finish) {
+    fill<kPairs>(source, weights.norm(stream), stream, column, count);
+    if (conv_.taps == 4) {
+      convolve<kPairs, true>(weights, stream, column, count, finish);
+    } else {
+      convolve<kPairs, false>(weights, stream, column, count, finish);
+    }
+  }
+
+ private:
+  const ShortConv& conv_;
+  const ConvRun& run_;
+  int64_t history_, tokens_;
+  bool used_[kTileRows];
+  int32_t first_tap_[kTileRows];
+  alignas(64) float u_[kTileRows][kTileColumns];
+};
+
+// silu(c) of a run for all streams. finish(token, stream) gives what is called with (column, count,
+// activations): pairs of columns from `column` on, of which the last has `count` columns.
+template <class A, class Finish>
+inline void convolve_run(const ShortConv& conv, const ConvSource<A>& source,
+                         const PreparedWeights& weights, const ConvRun& run, int64_t streams,
+                         int64_t hidden, const Finish& finish) {
+  if (!ConvTile::fits(conv, run)) {
+    for (int64_t t = run.begin; t < run.end; ++t) {
+      for (int64_t h = 0; h < streams; ++h) {
+        const auto finish_pair = finish(t, h);
+        for (int64_t i = 0; i < hidden; i += kPair) {
+          const Pair c = convolve_directly(conv, source, weights, run, t, h, i, hidden - i);
+          const Pair activation = simd::silu(c);
+          finish_pair.template operator()<1>(i, hidden - i, &activation);
+        }
+      }
+    }
+    return;
+  }
+  ConvTile tile(conv, run);
+  for (int64_t h = 0; h < streams; ++h) {
+    const auto of_stream = [&](int64_t t) EHC_SIMD_LAMBDA { return finish(t, h); };
+    int64_t i = 0;
+    for (; i + kTileColumns <= hidden; i += kTileColumns) {
+      tile.run<kTilePairs>(source, weights, h, i, kPair, of_stream);
+    }
+    for (; i < hidden; i += kPair) tile.run<1>(source, weights, h, i, hidden - i, of_stream);
+  }
+}
+
+struct ConvShape {
+  int64_t streams, hidden, tokens;
+  const uint8_t* mask;
+};
+
+// The state after a sequence; scale_of(token, stream) is what ConvSource::scale holds. Rows are
+// written oldest first, so that a state that is updated in place only moves down.
+template <class A, class Scale>
+inline void next_state(const ShortConv& conv, const ConvShape& shape, const A* values,
+                       int64_t token_stride, int64_t stream_stride, int64_t sequence,
+                       const Scale& scale_of) {
+  const ConvState& to = conv.next_state;
+  const int64_t history = conv_history(conv.taps, conv.dilation);
+  const int64_t start = conv.cu_seqlens ? conv.cu_seqlens[sequence] : 0;
+  const int64_t end = conv.cu_seqlens ? conv.cu_seqlens[sequence + 1] : shape.tokens;
+  const PreparedWeights weights = prepared_weights(conv, shape.streams, shape.hidden);
+  const ConvRun run = {start, end, sequence, start};
+  for (int64_t r = 0; r < history; ++r) {
+    const int64_t token = end - history + r;
+    const bool before = token < start, zero = !before && shape.mask && shape.mask[token];
+    for (int64_t h = 0; h < shape.streams; ++h) {
+      float* row =
+          to.data + sequence * to.sequence_stride + r * to.position_stride + h * to.stream_stride;
+      const float* old = before ? state_row(conv, conv.state, run, token, h) : nullptr;
+      const A* value = values + token * token_stride + h * stream_stride;
+      const float scale = before || zero ? 0.0f : scale_of(token, h);
+      for (int64_t i = 0; i < shape.hidden; i += kPair) {
+        const int64_t count = shape.hidden - i;
+        Pair u = simd::zero_pair();
+        if (before) {
+          u = simd::load_some(old + i, count);
+        } else if (!zero) {
+          u = simd::natural_order<A>(normalise(value, scale, weights.norm(h), i, count));
+        }
+        simd::store_some(row + i, u, count, false);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ehc::engram::EHC_ISA

@@ -1,0 +1,96 @@
+#include "ehc/engram/gather.h"
+
+#include <algorithm>
+
+#include "backends/cpu/cache.h"
+#include "backends/cpu/isa.h"
+#include "core/parallel.h"
+#include "core/registry.h"
+#include "ops/engram/gather/gather_math.h"
+
+namespace ehc::engram {
+
+void gather_fwd_reference(const GatherForwardArgs& args, int64_t begin, int64_t end);
+
+namespace {
+
+using P = GatherForward;
+
+constexpr auto kTable = table(
+    "engram.gather_fwd", "1.6", "the addressed table rows, side by side",
+    in<&P::table>("table", "BF16/F16/F32[rows,hd]"), in<&P::indices>("indices", "I32/I64[T,C]"),
+    call_choice("out_dtype", "table/BF16/F16/F32", "table"),
+    out<&P::embedding>("embedding", "X:BF16/F16/F32[T,C*hd]").dtype_from("out_dtype"));
+
+GatherForwardArgs make_args(const P& p, const Bound& b) {
+  const auto read = static_cast<size_t>(b["T"] * b["C"] * b["hd"]) * size_of(p.table.dtype);
+  const auto written = static_cast<size_t>(b["T"] * b["C"] * b["hd"]) * size_of(p.embedding.dtype);
+  return {.tokens = b["T"],
+          .columns = b["C"],
+          .width = b["hd"],
+          .table_type = p.table.dtype,
+          .table = p.table.data,
+          .table_row_stride = std::max(b["hd"], p.table.stride[0]),
+          .indices_are_64 = p.indices.dtype == DType::i64,
+          .indices = p.indices.data,
+          .index_token_stride = p.indices.stride[0],
+          .out_type = p.embedding.dtype,
+          .out = p.embedding.data,
+          .out_token_stride = p.embedding.stride[0],
+          .streaming = read + written > last_level_cache_bytes()};
+}
+
+void check_indices(const Schema& schema, const Bound& b, const void* params) {
+  const P& p = *static_cast<const P*>(params);
+  if (p.indices.device != Device::cpu) return;
+  const GatherForwardArgs args = make_args(p, b);
+  for (int64_t t = 0; t < args.tokens; ++t) {
+    for (int64_t c = 0; c < args.columns; ++c) {
+      const int64_t index = gather_index(args, t, c);
+      if (index >= -1 && index < b["rows"]) continue;
+      fail_tensor(schema, "indices", "-1 or a row below " + std::to_string(b["rows"]),
+                  std::to_string(index) + " at position [" + std::to_string(t) + "," +
+                      std::to_string(c) + "]");
+    }
+  }
+}
+
+template <auto Rows>
+void run_cpu(const Call& call) {
+  const GatherForwardArgs args = make_args(*static_cast<const P*>(call.params), call.bound);
+  if (args.columns == 0) return;
+  const int64_t grain = std::max<int64_t>(1, 16384 / (args.columns * args.width));
+  parallel_for(call.context, args.tokens, grain,
+               [&](int64_t begin, int64_t end) { Rows(args, begin, end); });
+}
+
+constexpr Implementation kImplementations[] = {
+#define EHC_LIST(isa)                                                                        \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_cpu<&isa::gather_fwd_rows>, \
+   nullptr},
+    EHC_EACH_ISA(EHC_LIST)
+#undef EHC_LIST
+        {"reference", Device::cpu, nullptr, &run_cpu<&gather_fwd_reference>, nullptr},
+};
+
+constexpr Operator kGatherForward = [] {
+  Operator op = make_operator<P>(kTable, kImplementations);
+  op.rules = &check_indices;
+  return op;
+}();
+
+}  // namespace
+
+void gather_fwd(Context& context, const GatherForward& params) {
+  invoke(kGatherForward, context, params);
+}
+size_t workspace_bytes(const Context& context, const GatherForward& params) {
+  return ehc::workspace_bytes(kGatherForward, context, params);
+}
+
+std::span<const Operator* const> gather_operators() {
+  static constexpr const Operator* kAll[] = {&kGatherForward};
+  return kAll;
+}
+
+}  // namespace ehc::engram

@@ -1,0 +1,103 @@
+// engram.gather_fwd: e[t, c*hd:(c+1)*hd] = table[indices[t,c]], zeros for index -1.
+//
+// Bytes: C*hd*(table element + out element) + C*(index) a token.
+// Rows are far apart in memory, so each is prefetched kAhead rows before it is copied.
+// Class E: a copy of bits, or one conversion to nearest even.
+#include "backends/cpu/simd.h"
+#include "ops/engram/gather/gather_args.h"
+
+namespace ehc::engram::EHC_ISA {
+namespace {
+
+namespace simd = ehc::simd::EHC_ISA;
+using simd::kPair;
+
+// Walks over (token, column).
+struct Cursor {
+  const GatherForwardArgs& args;
+  int64_t token, column;
+
+  EHC_SIMD void advance() {
+    if (++column < args.columns) return;
+    column = 0;
+    ++token;
+  }
+  EHC_SIMD int64_t index() const {
+    const int64_t at = token * args.index_token_stride + column;
+    return args.indices_are_64 ? static_cast<const int64_t*>(args.indices)[at]
+                               : static_cast<const int32_t*>(args.indices)[at];
+  }
+};
+
+template <class In, class Out>
+EHC_SIMD void convert(const In* from, Out* to, int64_t width, bool streaming) {
+  for (int64_t i = 0; i < width; i += kPair) {
+    const simd::Pair x = simd::natural_order<In>(simd::load_some(from + i, width - i));
+    simd::store_some(to + i, simd::lane_order<Out>(x), width - i, streaming);
+  }
+}
+
+template <class In, class Out>
+inline void move_row(const In* from, Out* to, int64_t width, bool streaming) {
+  convert(from, to, width, streaming);
+}
+
+// Same type: bits are moved, not values, so that no NaN changes.
+template <class A>
+inline void move_row(const A* from, A* to, int64_t width, bool streaming) {
+  const auto bytes = static_cast<size_t>(width) * sizeof(A);
+  if (streaming && bytes % (kPair * sizeof(float)) == 0) {
+    convert(reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to),
+            static_cast<int64_t>(bytes / sizeof(float)), true);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+template <class In>
+inline void prefetch_row(const GatherForwardArgs& args, const Cursor& at) {
+  constexpr int64_t kLine = 64 / sizeof(In), kLines = 16;
+  const int64_t index = at.index();
+  if (index < 0) return;
+  const In* row = static_cast<const In*>(args.table) + index * args.table_row_stride;
+  for (int64_t i = 0; i < args.width && i < kLines * kLine; i += kLine) simd::prefetch(row + i);
+}
+
+template <class In, class Out>
+inline void gather_range(const GatherForwardArgs& args, int64_t begin, int64_t end) {
+  constexpr int kAhead = 16;
+  Cursor ahead = {args, begin, 0};
+  if (args.columns == 0) return;
+  for (int i = 0; i < kAhead && ahead.token < end; ++i) {
+    prefetch_row<In>(args, ahead);
+    ahead.advance();
+  }
+  for (Cursor at = {args, begin, 0}; at.token < end; at.advance()) {
+    if (ahead.token < end) {
+      prefetch_row<In>(args, ahead);
+      ahead.advance();
+    }
+    Out* to =
+        static_cast<Out*>(args.out) + at.token * args.out_token_stride + at.column * args.width;
+    const int64_t index = at.index();
+    if (index < 0) {
+      std::memset(to, 0, static_cast<size_t>(args.width) * sizeof(Out));
+    } else {
+      move_row(static_cast<const In*>(args.table) + index * args.table_row_stride, to, args.width,
+               args.streaming && simd::can_stream(to));
+    }
+  }
+  if (args.streaming) simd::stream_fence();
+}
+
+}  // namespace
+
+void gather_fwd_rows(const GatherForwardArgs& args, int64_t begin, int64_t end) {
+  simd::with_activation(args.table_type, [&](auto in) {
+    simd::with_activation(args.out_type, [&](auto out) {
+      gather_range<decltype(in), decltype(out)>(args, begin, end);
+    });
+  });
+}
+
+}  // namespace ehc::engram::EHC_ISA

@@ -1,0 +1,445 @@
+// The case files, the inputs made from them, and whether `ehc check` finds what it looks for.
+#include "cli/check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <set>
+
+#include "cli/bench.h"
+#include "core/float_formats.h"
+#include "core/parallel.h"
+#include "core/registry.h"
+#include "ehc/error.h"
+#include "tests/core/toy_operator.h"
+
+namespace ehc::cli {
+namespace {
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+std::vector<std::string> texts(std::string_view source) {
+  std::vector<std::string> out;
+  for (const CaseLine& line : parse_cases(source, "file")) out.push_back(line.text());
+  return out;
+}
+
+// --- lines ---------------------------------------------------------------------------------------
+
+TEST(CaseLines, DefaultsAlternativesAndComments) {
+  EXPECT_THAT(texts("# nothing\n\n  op a=1   b=2 # more\r\n"), testing::ElementsAre("op a=1 b=2"));
+  EXPECT_THAT(texts("op a=1|2 b=x|y"),
+              testing::ElementsAre("op a=1 b=x", "op a=1 b=y", "op a=2 b=x", "op a=2 b=y"));
+  EXPECT_THAT(texts("defaults op a=1 b=2\nop b=3\nother c=4\ndefaults op a=9\nop"),
+              testing::ElementsAre("op a=1 b=3", "other c=4", "op a=9 b=2"));
+  EXPECT_EQ(parse_cases("op level=2", "file")[0].level, 2);
+}
+
+TEST(CaseLines, TheTextOfALineParsesToItself) {
+  for (const std::string& text : texts("defaults op a=1|2 with=x,y\nop T=3x5 fill=nan|zero")) {
+    EXPECT_THAT(texts(text), testing::ElementsAre(text));
+  }
+}
+
+TEST(CaseLines, MalformedLinesNameTheirPlace) {
+  const auto error = [](std::string_view text) {
+    return message_of([&] { parse_cases(text, "file"); });
+  };
+  EXPECT_EQ(error("op a=1\nop b"), "file:2: expected key=value, got 'b'");
+  EXPECT_EQ(error("op ="), "file:1: expected key=value, got '='");
+  EXPECT_EQ(error("op a="), "file:1: expected key=value, got 'a='");
+  EXPECT_EQ(error("a=1"), "file:1: expected an operator's name, got 'a=1'");
+  EXPECT_EQ(error("defaults"), "file:1: expected an operator's name, got 'defaults'");
+  EXPECT_EQ(error("op level=4"), "file:1: level: expected 1, 2 or 3, got '4'");
+  EXPECT_THAT(message_of([] { read_case_file("/does/not/exist"); }),
+              testing::HasSubstr("/does/not/exist"));
+}
+
+TEST(CaseFiles, EveryOperatorIsCheckedAndEveryLineHasAnOperator) {
+  std::set<std::string> checked;
+  for (const CaseLine& line : load_cases(check_case_texts(), {})) {
+    EXPECT_NE(find_operator(line.op), nullptr) << line.text();
+    if (line.level == 1) checked.insert(line.op);
+  }
+  for (const Operator* op : all_operators()) {
+    EXPECT_EQ(checked.count(std::string(op->schema.name)), 1U)
+        << op->schema.name << " has no case of level 1 in tests/cases";
+  }
+  for (const CaseLine& line : load_cases(bench_case_texts(), {})) {
+    EXPECT_NE(find_operator(line.op), nullptr) << line.text();
+  }
+}
+
+TEST(CaseFiles, NoOperatorUsesAWordOfTheCases) {
+  for (const Operator* op : all_operators()) {
+    for (const TensorSpec& s : op->schema.tensors) EXPECT_FALSE(is_case_word(s.name)) << s.name;
+    for (const AttributeSpec& a : op->schema.attributes) {
+      EXPECT_FALSE(is_case_word(a.name)) << a.name;
+    }
+  }
+}
+
+// --- inputs --------------------------------------------------------------------------------------
+
+CaseInputs toy_inputs(const std::string& settings) {
+  return {toy::kOperator, parse_cases("toy eps=1 A=F32 " + settings, "file").front()};
+}
+
+std::string shape_of(const CaseInputs& inputs, std::string_view name) {
+  return describe(
+      inputs.tensors()[static_cast<size_t>(inputs.op().schema.tensor_index(name, false))]);
+}
+
+TEST(CaseInputs, FollowTheTable) {
+  const CaseInputs plain = toy_inputs("T=3 n=2 d=5");
+  EXPECT_EQ(shape_of(plain, "x"), "F32[3,2,5]");
+  EXPECT_EQ(shape_of(plain, "both"), "F32[3,3,5]");
+  EXPECT_EQ(shape_of(plain, "left"), "none");
+  EXPECT_EQ(shape_of(plain, "table"), "none");
+  const CaseInputs apart = toy_inputs("T=2x3 n=2 d=5 with=left,first A=BF16");
+  EXPECT_EQ(shape_of(apart, "x"), "BF16[2,3,2,5]");
+  EXPECT_EQ(shape_of(apart, "both"), "none");
+  EXPECT_EQ(shape_of(apart, "right"), "BF16[2,3,5]") << "the group's other half";
+  EXPECT_EQ(shape_of(apart, "second"), "F32[2]");
+  EXPECT_EQ(apart.tokens(), 6);
+  const CaseInputs wide =
+      toy_inputs("T=3 n=2 d=5 with=state,table table=I64 B=2 w=4 dilation=3 L=2 Nmax=3 Kh=4");
+  EXPECT_EQ(shape_of(wide, "state"), "F32[2,9,2,5]");
+  EXPECT_EQ(shape_of(wide, "table"), "I64[2,8]") << "C follows from Nmax and Kh";
+}
+
+TEST(CaseInputs, SayWhatIsWrong) {
+  const auto error = [](const std::string& settings) {
+    return message_of([&] { toy_inputs(settings); });
+  };
+  EXPECT_THAT(error("T=3 n=2"), testing::HasSubstr("tensor 'x' A[T,n,d]: a symbol has no value"));
+  EXPECT_THAT(error("T=3 n=2 d=4 speed=3"),
+              testing::HasSubstr("'speed': expected a symbol, an attribute, a tensor or a word"));
+  EXPECT_THAT(error("T=-1 n=2 d=4"), testing::HasSubstr("T: expected an integer >= 0, got '-1'"));
+  EXPECT_THAT(error("T=3 n=2x2 d=4"), testing::HasSubstr("n: expected an integer >= 0"));
+  EXPECT_THAT(error("T=3 n=2 d=4 x=I32"),
+              testing::HasSubstr("x: expected a dtype of 'A[T,n,d]', got 'I32'"));
+  EXPECT_THAT(error("T=3 n=2 d=4 with=x"),
+              testing::HasSubstr("with: expected optional inputs, got 'x'"));
+  EXPECT_THAT(error("T=3 n=2 d=4 fill=red"), testing::HasSubstr("fill: expected normal"));
+  EXPECT_THAT(error("T=3 n=2 d=4 data=x"), testing::HasSubstr("data: expected an integer"));
+  EXPECT_THAT(error("T=99999999999 n=8 d=99999999999"), testing::HasSubstr("larger than 64 TiB"));
+}
+
+TEST(CaseInputs, AreTheSameForTheSameNumberOnly) {
+  const auto first = [](const std::string& settings) {
+    const CaseInputs inputs = toy_inputs("T=3 n=2 d=5 " + settings);
+    const float* x = inputs.tensors()[0].as<float>();
+    return std::vector<float>(x, x + 30);
+  };
+  EXPECT_EQ(first(""), first("data=1"));
+  EXPECT_NE(first(""), first("data=2"));
+}
+
+TEST(CaseInputs, NormalNumbersHaveMeanZeroAndVarianceOne) {
+  const CaseInputs inputs = toy_inputs("T=10000 n=2 d=5");
+  double sum = 0;
+  double squares = 0;
+  for (int i = 0; i < 100000; ++i) {
+    const double x = inputs.tensors()[0].as<float>()[i];
+    sum += x;
+    squares += x * x;
+  }
+  EXPECT_NEAR(sum / 1e5, 0, 0.02);
+  EXPECT_NEAR(squares / 1e5, 1, 0.02);
+}
+
+TEST(CaseInputs, FillsHoldWhatTheyPromise) {
+  const auto count = [](const std::string& fill, const auto& test) {
+    const CaseInputs inputs = toy_inputs("T=100 n=2 d=8 fill=" + fill);
+    int hits = 0;
+    for (int i = 0; i < 1600; ++i) hits += test(inputs.tensors()[0].as<float>()[i]) ? 1 : 0;
+    return hits;
+  };
+  const auto is_nan = [](float x) { return std::isnan(x); };
+  const auto is_inf = [](float x) { return std::isinf(x); };
+  EXPECT_EQ(count("normal", is_nan), 0);
+  EXPECT_GT(count("nan", is_nan), 5);
+  EXPECT_LT(count("nan", is_nan), 200);
+  EXPECT_GT(count("inf", is_inf), 5);
+  EXPECT_EQ(count("zero", [](float x) { return x == 0; }), 1600);
+  EXPECT_GT(count("extreme", [](float x) { return std::fabs(x) > 1e4F; }), 50);
+  EXPECT_GT(count("extreme", [](float x) { return x != 0 && std::fabs(x) < 1e-30F; }), 10);
+}
+
+// Integer inputs by name, on the real operators.
+TEST(CaseInputs, IntegersStayInTheirRanges) {
+  const Operator* hash = find_operator("engram.hash");
+  ASSERT_NE(hash, nullptr);
+  const CaseInputs inputs(
+      *hash, parse_cases("engram.hash T=9 L=2 Nmax=3 Kh=4 with=image_token_mask mask=first", "file")
+                 .front());
+  const auto input = [&](std::string_view name) {
+    return inputs.tensors()[static_cast<size_t>(hash->schema.tensor_index(name, false))];
+  };
+  const Tensor sizes = input("vocab_sizes");
+  const Tensor offsets = input("offsets");
+  for (int64_t l = 0; l < 2; ++l) {
+    int64_t sum = 0;
+    for (int64_t c = 0; c < 8; ++c) {
+      EXPECT_EQ(offsets.as<int32_t>()[l * 8 + c], sum);
+      EXPECT_GT(sizes.as<int32_t>()[l * 8 + c], 0);
+      sum += sizes.as<int32_t>()[l * 8 + c];
+    }
+  }
+  EXPECT_EQ(input("image_token_mask").as<uint8_t>()[0], 1);
+  EXPECT_EQ(input("image_token_mask").as<uint8_t>()[1], 0);
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(input("multipliers").as<int64_t>()[i] % 2, 1);
+}
+
+// --- layouts -------------------------------------------------------------------------------------
+
+TEST(PlacedTensor, KeepsElementsInEveryLayoutAndSeesStrayWrites) {
+  const Context host = Context::cpu(1);
+  std::vector<float> values(2 * 3 * 4 * 5);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  const Tensor dense(values.data(), DType::f32, {2, 3, 4, 5});
+  for (const Layout layout : kLayouts) {
+    SCOPED_TRACE(name_of(layout));
+    const PlacedTensor placed(host, dense, layout, false, 2, 0xcd);
+    const std::vector<std::byte> elements = placed.elements();
+    ASSERT_EQ(elements.size(), values.size() * 4);
+    EXPECT_EQ(std::memcmp(elements.data(), values.data(), elements.size()), 0);
+    EXPECT_TRUE(placed.intact(true));
+    const Tensor& view = placed.view();
+    EXPECT_EQ(view.stride[0], 3 * view.stride[1]) << "leading dimensions flatten";
+    EXPECT_EQ(view.contiguous(), layout != Layout::strided && layout != Layout::padded);
+    const auto address = reinterpret_cast<uintptr_t>(view.data) % 64;
+    EXPECT_EQ(address, layout == Layout::misaligned ? 4U : 0U);
+    view.as<float>()[7] = 99;  // an element, or in a gap
+    EXPECT_FALSE(placed.intact(true));
+    view.as<float>()[-1] = 99;
+    EXPECT_FALSE(placed.intact(false)) << "before the first element";
+  }
+  const PlacedTensor strided(host, dense, Layout::strided, false, 1, 0xcd);
+  strided.view().as<float>()[5] = 1;
+  EXPECT_FALSE(strided.intact(false)) << "behind a row";
+  const PlacedTensor packed(host, dense, Layout::strided, true, 1, 0xcd);
+  EXPECT_TRUE(packed.view().contiguous()) << "the table wants it so";
+}
+
+// --- implementations that are wrong in one way ---------------------------------------------------
+
+using toy::P;
+
+struct View {
+  const P& p;
+  const Call& call;
+  float* out(int64_t t, int64_t h) const {
+    return p.out.as<float>() + t * p.out.stride[0] + h * p.out.stride[1];
+  }
+};
+
+template <class Body>
+void run_then(const Call& call, const Body& body) {
+  toy::run(call);
+  const P& p = *static_cast<const P*>(call.params);
+  if (call.bound["T"] > 0) body(View{p, call});
+}
+
+void wrong_value(const Call& call) {
+  run_then(call, [&](const View& v) { v.out(call.bound["T"] - 1, 0)[0] += 1e-3F; });
+}
+void never_written(const Call& call) {
+  const P& p = *static_cast<const P*>(call.params);
+  const View v{p, call};
+  const float before = call.bound["T"] > 0 ? v.out(0, 0)[0] : 0;
+  run_then(call, [&](const View& view) { view.out(0, 0)[0] = before; });
+}
+void by_threads(const Call& call) {
+  run_then(call, [&](const View& v) {
+    if (call.context.executor().concurrency() == 3) {
+      v.out(0, 0)[0] = std::nextafter(v.out(0, 0)[0], 1e9F);
+    }
+  });
+}
+void by_stride(const Call& call) {
+  run_then(call, [&](const View& v) {
+    if (v.p.x.stride[1] == call.bound["d"] + 3) {
+      v.out(0, 0)[0] = std::nextafter(v.out(0, 0)[0], 1e9F);
+    }
+  });
+}
+void by_alignment(const Call& call) {
+  run_then(call, [&](const View& v) {
+    if (reinterpret_cast<uintptr_t>(v.p.x.data) % 16 != 0) {
+      v.out(0, 0)[0] = std::nextafter(v.out(0, 0)[0], 1e9F);
+    }
+  });
+}
+void into_the_gap(const Call& call) {
+  run_then(call, [&](const View& v) {
+    const int64_t d = call.bound["d"];
+    if (v.p.out.stride[1] > d) v.out(0, 0)[d] = 7;
+  });
+}
+void past_the_end(const Call& call) {
+  run_then(call, [&](const View& v) {
+    v.out(call.bound["T"] - 1, call.bound["n"] - 1)[call.bound["d"]] = 7;
+  });
+}
+void into_an_input(const Call& call) {
+  run_then(call, [&](const View& v) { v.p.both.as<float>()[0] = 7; });
+}
+void by_batch(const Call& call) {
+  run_then(call, [&](const View& v) {
+    if (call.bound["T"] == 1) v.out(0, 0)[0] = std::nextafter(v.out(0, 0)[0], 1e9F);
+  });
+}
+void in_place_reads_late(const Call& call) {
+  run_then(call, [&](const View& v) {
+    if (v.p.out.data == v.p.x.data) v.out(0, 0)[0] *= 2;
+  });
+}
+std::string always(const Call&) { return "always"; }
+
+// Checks one implementation beside a sound reference and returns what was found.
+std::vector<std::string> findings(void (*run)(const Call&), const std::string& settings = {}) {
+  static Implementation list[3];
+  list[0] = {"cpu", Device::cpu, nullptr, run, nullptr};
+  list[1] = {"reference", Device::cpu, nullptr, &toy::run, nullptr};
+  list[2] = {"reference.f32", Device::cpu, nullptr, &toy::run, nullptr};
+  // Without `state`, whose tokens meet, and the second layout of nothing else.
+  static const auto table = ehc::table(
+      "toy.plain", "0", "", in<&P::x>("x", "A[T,n,d]"), in<&P::both>("both", "A[T,n+1,d]"),
+      attribute<&P::eps>("eps").positive(), out<&P::out>("out", "A[T,n,d]").may_alias("x"));
+  const Operator op = make_operator<P>(table, list);
+  const auto lines = parse_cases("toy.plain eps=1 A=F32 T=9 n=2 d=5 " + settings, "file");
+  const CheckReport report = check_operator(op, lines, {Device::cpu, "cpu", 1});
+  EXPECT_EQ(report.rows.size(), 1U);
+  EXPECT_EQ(report.rows[0].failures, static_cast<int64_t>(report.failures.size()));
+  std::vector<std::string> found;
+  for (const CheckFailure& f : report.failures) found.push_back(f.what);
+  return found;
+}
+
+TEST(Check, AcceptsASoundImplementation) {
+  EXPECT_THAT(findings(&toy::run), testing::IsEmpty());
+  EXPECT_THAT(findings(&toy::run, "fill=nan|extreme|inf|zero"), testing::IsEmpty());
+}
+
+TEST(Check, FindsEachFault) {
+  using testing::Contains;
+  using testing::HasSubstr;
+  EXPECT_THAT(findings(&wrong_value), Contains(HasSubstr("'out' differs from the reference")));
+  EXPECT_THAT(findings(&never_written), Contains(HasSubstr("with other memory")));
+  EXPECT_THAT(findings(&by_threads), Contains(HasSubstr("3 threads")));
+  EXPECT_THAT(findings(&by_stride), Contains(HasSubstr("in layout strided")));
+  EXPECT_THAT(findings(&by_alignment), Contains(HasSubstr("in layout misaligned")));
+  EXPECT_THAT(findings(&into_the_gap), Contains(HasSubstr("memory of 'out' was written")));
+  EXPECT_THAT(findings(&past_the_end), Contains(HasSubstr("memory of 'out' was written")));
+  EXPECT_THAT(findings(&into_an_input), Contains(HasSubstr("memory of 'both' was written")));
+  EXPECT_THAT(findings(&by_batch), Contains(HasSubstr("when token 0 is alone")));
+  EXPECT_THAT(findings(&in_place_reads_late), Contains(HasSubstr("in layout aliased")));
+}
+
+TEST(Check, AFailingLayoutCanBeRunAlone) {
+  EXPECT_THAT(findings(&by_stride, "memory=strided"),
+              testing::ElementsAre(testing::HasSubstr("in layout strided")));
+  EXPECT_THAT(findings(&by_stride, "memory=misaligned"), testing::IsEmpty());
+  EXPECT_THAT(findings(&toy::run, "memory=diagonal"),
+              testing::ElementsAre(testing::HasSubstr("memory: expected contiguous")));
+}
+
+TEST(Check, CountsRefusals) {
+  static constexpr Implementation kList[] = {
+      {"cpu.a", Device::cpu, &always, &toy::run, nullptr},
+      {"reference", Device::cpu, nullptr, &toy::run, nullptr},
+  };
+  Operator op = toy::kOperator;
+  op.implementations = kList;
+  const auto lines = parse_cases("toy eps=1 A=F32 T=3|4 n=2 d=5", "file");
+  const CheckReport report = check_operator(op, lines, {});
+  ASSERT_EQ(report.rows.size(), 2U);
+  EXPECT_EQ(report.rows[0].refused, 2);
+  EXPECT_EQ(report.rows[0].cases, 0);
+  EXPECT_EQ(report.rows[1].cases, 2);
+}
+
+TEST(Check, LevelsAboveTheIntensityAreLeftOut) {
+  const auto lines = parse_cases("toy eps=1 A=F32 T=3 n=2 d=5 level=1|2|3", "file");
+  EXPECT_EQ(check_operator(toy::kOperator, lines, {Device::cpu, "reference", 2}).rows[0].cases, 2);
+}
+
+TEST(Check, ACaseThatCannotRunIsADifference) {
+  const auto lines = parse_cases("toy eps=-1 A=F32 T=3 n=2 d=5", "file");
+  const CheckReport report = check_operator(toy::kOperator, lines, {});
+  ASSERT_EQ(report.failures.size(), 1U);
+  EXPECT_THAT(report.failures[0].what, testing::HasSubstr("attribute 'eps'"));
+}
+
+TEST(Check, NamesOfImplementations) {
+  EXPECT_TRUE(names_implementation("", "cpu.avx2"));
+  EXPECT_TRUE(names_implementation("cpu", "cpu.avx2"));
+  EXPECT_TRUE(names_implementation("cpu.avx2", "cpu.avx2"));
+  EXPECT_FALSE(names_implementation("cpu.avx", "cpu.avx2"));
+  EXPECT_FALSE(names_implementation("cuda", "cpu"));
+}
+
+// --- bytes ---------------------------------------------------------------------------------------
+
+double bytes_of_case(const std::string& text) {
+  const CaseLine line = parse_cases(text, "file").front();
+  const Operator* op = find_operator(line.op);
+  if (op == nullptr) throw Error(ErrorKind::contract, "no operator " + line.op);
+  const CaseInputs inputs(*op, line);
+  DynamicCall call(*op);
+  inputs.set_attributes(call);
+  for (size_t i = 0; i < inputs.tensors().size(); ++i) {
+    if (!op->schema.tensors[i].is_output) call.tensor(i) = inputs.tensors()[i];
+  }
+  return bytes_moved(inputs, call.outputs());
+}
+
+TEST(Bytes, FollowTheContract) {
+  // Hash: 4 Nmax read, 4 L C written a token, and the small tables.
+  EXPECT_EQ(bytes_of_case("engram.hash T=100 L=2 Nmax=3 Kh=8"),
+            100 * (4 * 3 + 4 * 2 * 16) + 8 * 2 * 3 + 4 * 2 * 16 + 4 * 2 * 16);
+  // Gate: (6n+2) d bytes of bf16 a token, and the fused weight once.
+  EXPECT_EQ(bytes_of_case("engram.gate_fwd T=50 n=4 d=64 A=BF16 eps=1 clamp=1"),
+            50 * 26 * 64 + 4 * 4 * 64);
+  EXPECT_EQ(bytes_of_case("engram.gate_fwd T=50 n=4 d=64 A=BF16 eps=1 clamp=1 inplace=true"),
+            50 * 26 * 64 + 4 * 4 * 64)
+      << "in place an element is read and written too";
+  EXPECT_EQ(bytes_of_case("engram.gate_fwd T=50 n=4 d=64 A=BF16 eps=1 clamp=1 save=true"),
+            50 * (26 * 64 + 16 * 4) + 4 * 4 * 64);
+  // Gather: only the rows that are touched.
+  EXPECT_EQ(
+      bytes_of_case("engram.gather_fwd T=10 Nmax=3 Kh=2 rows=100000 hd=8 table=BF16 index=same"),
+      10 * 4 * (8 * 2 + 8 * 2 + 4));
+  EXPECT_EQ(
+      bytes_of_case("engram.gather_fwd T=10 Nmax=3 Kh=2 rows=100000 hd=8 table=BF16 index=none"),
+      10 * 4 * (8 * 2 + 4));
+}
+
+TEST(Bench, TimesACaseAndACall) {
+  const CaseInputs inputs = toy_inputs("T=64 n=2 d=4 resident=true");
+  BenchCase bench(inputs, Context::cpu(2));
+  EXPECT_EQ(bench.bytes(), 4.0 * 64 * (8 + 12 + 8));
+  const Timing timing = bench.time("", 0.01);
+  EXPECT_EQ(timing.implementation, "cpu.narrow");
+  EXPECT_GT(timing.best, 0);
+  EXPECT_GE(timing.median, timing.best);
+  EXPECT_GE(timing.repeats, 1);
+  EXPECT_EQ(bench.time("cpu.scratch", 0).implementation, "cpu.scratch");
+  const CaseInputs wide = toy_inputs("T=64 n=2 d=5 resident=true");
+  EXPECT_EQ(BenchCase(wide, Context::cpu(1)).time("cpu.narrow", 0).implementation, "") << "refused";
+}
+
+}  // namespace
+}  // namespace ehc::cli

@@ -1,0 +1,85 @@
+#include "ehc/context.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/cuda_support.h"
+#include "ehc/error.h"
+#include "ehc/memory.h"
+
+namespace ehc {
+namespace {
+
+TEST(Context, CpuThreads) {
+  EXPECT_EQ(Context::cpu(3).executor().concurrency(), 3);
+  EXPECT_GE(Context::cpu().executor().concurrency(), 1);
+  for (const int threads : {-1, 1025}) {
+    try {
+      (void)Context::cpu(threads);
+      FAIL() << threads;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::contract);
+      EXPECT_EQ(std::string(e.what()),
+                "context: threads: expected 0..1024, got " + std::to_string(threads));
+    }
+  }
+  EXPECT_THROW((void)Context::cpu(std::shared_ptr<Executor>()), Error);
+}
+
+TEST(Context, CopiesShareThreads) {
+  Context context = Context::cpu(2);
+  Context copy = context;
+  EXPECT_EQ(&copy.executor(), &context.executor());
+  copy.set_implementation("reference");
+  EXPECT_EQ(context.implementation(), "");
+}
+
+TEST(Context, CudaWithoutADeviceSaysSo) {
+  if (cuda_support::device_count() > 0) GTEST_SKIP() << "there is a device";
+  try {
+    (void)Context::cuda(0, nullptr);
+    FAIL() << "a context without a device";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::unavailable);
+    EXPECT_EQ(std::string(e.what()).rfind("device 'cuda': ", 0), 0U) << e.what();
+  }
+}
+
+TEST(Context, WorkspaceWithoutAPointerIsEmpty) {
+  Context context = Context::cpu(1);
+  context.set_workspace(nullptr, 100);
+  EXPECT_EQ(context.workspace_bytes(), 0U);
+}
+
+TEST(Buffer, OwnsAlignedMemory) {
+  const Context context = Context::cpu(1);
+  Buffer buffer(context, 100);
+  EXPECT_EQ(buffer.bytes(), 100U);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 64, 0U);
+  std::vector<unsigned char> in(100);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<unsigned char>(i);
+  buffer.upload(in.data());
+  Buffer moved = std::move(buffer);
+  std::vector<unsigned char> out(100);
+  moved.download(out.data());
+  EXPECT_EQ(in, out);
+}
+
+TEST(Buffer, EmptyAndTooLarge) {
+  const Context context = Context::cpu(1);
+  EXPECT_EQ(Buffer(context, 0).data(), nullptr);
+  for (const size_t bytes : {SIZE_MAX, SIZE_MAX - 63, size_t{1} << 62}) {
+    try {
+      const Buffer buffer(context, bytes);
+      FAIL() << bytes;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::internal);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ehc

@@ -1,0 +1,61 @@
+#include "core/shape_expression.h"
+
+#include <gtest/gtest.h>
+
+#include "cli/case_inputs.h"
+
+namespace ehc {
+namespace {
+
+SymbolValues values(std::initializer_list<std::pair<std::string_view, int64_t>> list) {
+  SymbolValues v;
+  for (const auto& [name, value] : list) v.set(symbol(name), value);
+  return v;
+}
+
+// Parsing happens at compile time in operator tables.
+static_assert(parse::shape("[T,n,d]").rank == 3);
+static_assert(parse::shape("[]").rank == 0);
+static_assert(parse::shape("[T,n,d]").leads_with_tokens());
+static_assert(!parse::shape("[n,T]").leads_with_tokens());
+static_assert(!parse::shape("[T+1]").leads_with_tokens());
+static_assert(parse::expression("G?").optional_axis && parse::expression("G?").is_symbol());
+
+TEST(ShapeExpression, EvaluatesWithTheUsualPrecedence) {
+  const SymbolValues v = values({{"n", 4}, {"w", 5}, {"dilation", 3}, {"hd", 64}, {"group", 32}});
+  using cli::evaluate;
+  EXPECT_EQ(evaluate(parse::expression("n+1"), v), 5);
+  EXPECT_EQ(evaluate(parse::expression("n*n+2*n"), v), 24);
+  EXPECT_EQ(evaluate(parse::expression("(w-1)*dilation"), v), 12);
+  EXPECT_EQ(evaluate(parse::expression("w-1*dilation"), v), 2);
+  EXPECT_EQ(evaluate(parse::expression("w-1-1"), v), 3) << "left to right";
+  EXPECT_EQ(evaluate(parse::expression("hd/group"), v), 2);
+  EXPECT_EQ(evaluate(parse::expression("3"), v), 3);
+}
+
+TEST(ShapeExpression, SaysWhenThereIsNoValue) {
+  using cli::evaluate;
+  EXPECT_EQ(evaluate(parse::expression("n+1"), {}), -1);
+  EXPECT_EQ(evaluate(parse::expression("hd/group"), values({{"hd", 33}, {"group", 32}})), -1);
+  EXPECT_EQ(evaluate(parse::expression("hd/group"), values({{"hd", 33}, {"group", 0}})), -1);
+  EXPECT_EQ(evaluate(parse::expression("n*d"), values({{"n", INT64_MAX}, {"d", 2}})), -1);
+}
+
+TEST(ShapeExpression, MalformedTextThrows) {
+  for (const char* text : {"", "n+", "(n", "n)", "n n", "nope", "n?+1", "n+n+n+n+n+n"}) {
+    EXPECT_ANY_THROW((void)parse::expression(text)) << text;
+  }
+  for (const char* text : {"", "T,n", "[T", "[T,,n]", "[T,n,d,w,L,C]"}) {
+    EXPECT_ANY_THROW((void)parse::shape(text)) << text;
+  }
+}
+
+TEST(ShapeExpression, EverySymbolHasOneName) {
+  for (int i = 0; i < kSymbolCount; ++i) {
+    EXPECT_EQ(symbol(kSymbols[i].name), i);
+    EXPECT_LE(kSymbols[i].least, kSymbols[i].most);
+  }
+}
+
+}  // namespace
+}  // namespace ehc
