@@ -63,7 +63,10 @@ python=$PWD/.venv/bin/python
 
 step "build"
 log=$out/build.log
-show_log() { tail -n 30 "$log" >&2; fail "the build failed (above; whole log: $log)"; }
+show_log() {
+  { grep -E 'error|FAILED' "$log" || tail -n 30 "$log"; } | head -n 30 >&2
+  fail "the build failed (above; whole log: $log)"
+}
 cmake --preset cpu >"$log" 2>&1 || show_log
 if [[ -t 1 ]]; then  # ninja's own one-line progress
   NINJA_STATUS='    [%f/%t] ' cmake --build --preset cpu --target ehc_program 2>>"$log" || show_log

@@ -61,14 +61,6 @@ double seconds_of(Context& context, Copy copy, std::byte* to, const std::byte* f
 
 }  // namespace
 
-CopyRate::CopyRate(const Context& context) : context_(context) {
-  if (context.device() == Device::cuda) return;
-  from_ = Buffer(context, kBytes);
-  to_ = Buffer(context, kBytes);
-  std::memset(from_.data(), 1, kBytes);  // so that no page is the shared zero page
-  std::memset(to_.data(), 2, kBytes);
-}
-
 double CopyRate::measure() {
   const auto keep = [&](double seconds, const char* way) {
     const double rate = 2.0 * static_cast<double>(kBytes) / seconds;
@@ -79,6 +71,12 @@ double CopyRate::measure() {
   if (context_.device() == Device::cuda) {
     keep(cuda_support::time_copy(context_.device_index(), kBytes), "cudaMemcpyAsync");
     return best_;
+  }
+  if (from_.bytes() == 0) {
+    from_ = Buffer(context_, kBytes);
+    to_ = Buffer(context_, kBytes);
+    std::memset(from_.data(), 1, kBytes);  // so that no page is the shared zero page
+    std::memset(to_.data(), 2, kBytes);
   }
   auto* to = static_cast<std::byte*>(to_.data());
   const auto* from = static_cast<const std::byte*>(from_.data());

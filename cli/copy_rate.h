@@ -9,7 +9,7 @@ namespace ehc::cli {
 // Copies between two buffers far above the caches, on the threads (or the device) of a context.
 class CopyRate {
  public:
-  explicit CopyRate(const Context& context);
+  explicit CopyRate(const Context& context) : context_(context) {}
   // Bytes read and written per second by the fastest of several ways to copy, now and in any
   // earlier call.
   double measure();

@@ -18,9 +18,9 @@
 #include "cli/ngram_statistics.h"
 #include "cli/pipeline.h"
 #include "cli/progress.h"
+#include "core/file_io.h"
 #include "ehc/error.h"
 #include "ehc/version.h"
-#include "core/file_io.h"
 #include "tables/npy.h"
 
 namespace ehc::cli {
@@ -317,8 +317,8 @@ void print_summary(const Json& json) {
     fmt::print("{:<12} {:<16} {:>10} {:>10.4f} {:>12.4g} {:>9.2f} {:>8.2f}\n",
                stage["stage"].get<std::string>(), stage["implementation"].get<std::string>(),
                stage["tokens"].get<int64_t>(), stage["seconds"].get<double>(),
-               stage["tokens_per_second"].get<double>(), stage["best_gb_per_second"].get<double>(),
-               stage["share_of_copy"].get<double>());
+               stage["best_tokens_per_second"].get<double>(),
+               stage["best_gb_per_second"].get<double>(), stage["share_of_copy"].get<double>());
   }
   fmt::print("indices {}  streams {}\n", json["checksums"]["indices"].get<std::string>(),
              json["checksums"]["streams"].get<std::string>());

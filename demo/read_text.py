@@ -12,12 +12,12 @@ import pathlib
 import re
 import shutil
 import subprocess
-import unicodedata
 
 from terminal import fail
 
 WHOLE_BIBLE = "gen1:1-rev22:21"
 VERSE_LABEL = re.compile(r"^(?:[1-3]?[A-Za-z]+\d+:\d+) ", re.MULTILINE)
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def bible() -> str:
@@ -47,8 +47,7 @@ def clean(text: str) -> str:
     """Lines with single spaces; a line without a visible character is dropped."""
     lines = []
     for line in text.splitlines():
-        visible = "".join(" " if unicodedata.category(c) == "Cc" else c for c in line)
-        words = " ".join(visible.split())
+        words = " ".join(CONTROL.sub(" ", line).split())
         if words:
             lines.append(words)
     return "".join(line + "\n" for line in lines)

@@ -77,7 +77,7 @@ def overview(r: Results) -> str:
 
 def stages(r: Results) -> str:
     rows = [[stage["stage"], f"<code>{stage['op']}</code>", f"<code>{stage['implementation']}</code>",
-             f"{stage['tokens']:,}", f"{stage['seconds']:.3f}", rate(stage["tokens_per_second"]),
+             f"{stage['tokens']:,}", f"{stage['seconds']:.3f}", rate(stage["best_tokens_per_second"]),
              f"{stage['bytes_per_token']:,.0f}", f"{stage['best_gb_per_second']:.2f}",
              f"{stage['share_of_copy']:.2f}"] for stage in r["stages"]]
     projection = r.stage("projection")
@@ -93,8 +93,8 @@ streams in one pass, with one rounding, and that is what a model would call.</p>
 {figure(figures.stage_times(r["stages"]), "Time per token and stage.")}
 {table(["stage", "operator", "implementation", "tokens", "seconds", "tokens/s", "bytes/token",
         "GB/s", "of copy"], rows, 3)}
-<p class="note">Bytes by the formulas of the operators. GB/s and the share are those of the fastest
-chunk; a plain copy of memory reached {r["copy_gb_per_second"]:.1f} GB/s (read and written) in the
+<p class="note">Seconds are the sum over all chunks; the rates are those of the fastest chunk, with
+bytes by the formulas of the operators; a plain copy of memory reached {r["copy_gb_per_second"]:.1f} GB/s (read and written) in the
 same run. The ids of one chunk fit in the caches, so the first stages can be faster than a
 copy.{compute}</p>"""
 

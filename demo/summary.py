@@ -45,9 +45,9 @@ def print_stages(r: Results) -> None:
     print_rows(
         ["stage", "implementation", "tokens", "seconds", "tokens/s", "GB/s", "of copy"],
         [[s["stage"], s["implementation"], f"{s['tokens']:,}", f"{s['seconds']:.3f}",
-          f"{s['tokens_per_second']:,.0f}", f"{s['best_gb_per_second']:.2f}",
+          f"{s['best_tokens_per_second']:,.0f}", f"{s['best_gb_per_second']:.2f}",
           f"{s['share_of_copy']:.2f}"] for s in r["stages"]], 2)
-    print(f"  GB/s: fastest chunk; copying memory: {r['copy_gb_per_second']:.1f} GB/s. "
+    print(f"  rates: of the fastest chunk; copying memory: {r['copy_gb_per_second']:.1f} GB/s. "
           "layer = gate + convolution + streams in one pass")
 
 

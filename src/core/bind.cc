@@ -97,6 +97,17 @@ Linear evaluate(const Expression& e, const SymbolValues& symbols) {
   return stack[0];
 }
 
+// The x with slope * x + value = wanted, if there is one.
+bool solve(const Linear& l, int64_t wanted, int64_t& x) {
+  int64_t rest = 0;
+  if (!l.solvable || l.slope == 0 || __builtin_sub_overflow(wanted, l.value, &rest) ||
+      (rest == INT64_MIN && l.slope == -1) || rest % l.slope != 0) {
+    return false;
+  }
+  x = rest / l.slope;
+  return true;
+}
+
 std::string shape_text(const int64_t* shape, int rank) {
   std::string out = "[";
   for (int i = 0; i < rank; ++i) {
@@ -334,8 +345,9 @@ bool Binder::bind_dim(size_t index, const Expression& e, int64_t got, bool may_d
     if (!v.solvable || v.value != got) mismatch(index);
     return true;
   }
-  if (v.solvable && v.slope != 0 && (got - v.value) % v.slope == 0) {
-    set_symbol(index, static_cast<Symbol>(v.unknown), (got - v.value) / v.slope);
+  int64_t solved = 0;
+  if (solve(v, got, solved)) {
+    set_symbol(index, static_cast<Symbol>(v.unknown), solved);
     return true;
   }
   if (!may_defer) mismatch(index);
@@ -397,14 +409,17 @@ bool Binder::bind_tensor(size_t index, bool may_defer) {
 void flatten(const Schema& schema, const TensorSpec& spec, Tensor& t, int lead) {
   if (lead == 1) return;
   Tensor flat = t;
-  int64_t tokens = 1;
-  int64_t stride = 0;
+  // With a dimension of 0 strides mean nothing; without one, binding T has shown that no product of
+  // the others overflows.
   const bool empty = std::any_of(t.shape, t.shape + lead, [](int64_t dim) { return dim == 0; });
-  for (int k = lead - 1; k >= 0; --k) {
-    if (t.shape[k] != 1 && !empty) {
+  int64_t tokens = empty ? 0 : 1;
+  int64_t stride = 0;
+  for (int k = lead - 1; k >= 0 && !empty; --k) {
+    if (t.shape[k] != 1) {
+      int64_t expected = 0;
       if (tokens == 1) {
         stride = t.stride[k];
-      } else if (t.stride[k] != stride * tokens) {
+      } else if (!multiply(stride, tokens, expected) || t.stride[k] != expected) {
         fail_tensor(schema, spec.name, "leading dimensions that flatten to one stride",
                     "stride " + std::to_string(t.stride[k]) + " at dimension " + std::to_string(k));
       }
@@ -423,8 +438,8 @@ void flatten(const Schema& schema, const TensorSpec& spec, Tensor& t, int lead) 
 
 // Bytes [begin, end) that a tensor touches.
 struct Extent {
-  uintptr_t begin = 0;
-  uintptr_t end = 0;
+  uintptr_t begin;
+  uintptr_t end;
 };
 Extent extent_of(const Tensor& t, int first_axis) {
   int64_t last = 0;
@@ -433,10 +448,8 @@ Extent extent_of(const Tensor& t, int first_axis) {
   return {begin, begin + static_cast<uintptr_t>(last + 1) * size_of(t.dtype)};
 }
 
-bool overlap(const Tensor& a, const Tensor& b) {
-  const Extent ea = extent_of(a, 0);
-  const Extent eb = extent_of(b, 0);
-  if (ea.end <= eb.begin || eb.end <= ea.begin) return false;
+// For tensors whose extents meet.
+bool share_elements(const Tensor& a, const Tensor& b) {
   // Interleaved rows of one buffer (a packed kv seen as key and value) do not overlap.
   if (a.rank == 0 || b.rank == 0) return true;
   const auto period = static_cast<uintptr_t>(a.stride[0]) * size_of(a.dtype);
@@ -479,9 +492,8 @@ void check_strides(const Schema& schema, const TensorSpec& spec, const Tensor& t
     if (k == t.rank - 1 && t.stride[k] != 1) {
       bad("stride 1 in the last dimension", "", t.stride[k], -1);
     }
-    if (spec.is_packed && t.stride[k] != extent) {
-      bad("a contiguous tensor", "stride ", t.stride[k], k);
-    }
+    if (!spec.is_packed) continue;
+    if (t.stride[k] != extent) bad("a contiguous tensor", "stride ", t.stride[k], k);
     extent *= t.shape[k];
   }
   if (!spec.is_output) return;
@@ -544,9 +556,12 @@ Bound bind_inputs(const Schema& schema, const Arguments& args, Derive derive) {
     const bool list = a.type == AttributeType::integers;
     const int64_t value = list ? static_cast<int64_t>(v.integers.size()) : v.integer;
     const Linear l = evaluate(a.binds, bound.symbols);
-    const int64_t solved = l.unknown >= 0 ? (value - l.value) / l.slope : 0;
+    int64_t solved = 0;
     const SymbolInfo& info = kSymbols[l.unknown >= 0 ? l.unknown : 0];
-    if (l.unknown < 0 ? l.value != value : solved < info.least || solved > info.most) {
+    const bool fits = l.unknown < 0
+                          ? l.solvable && l.value == value
+                          : solve(l, value, solved) && solved >= info.least && solved <= info.most;
+    if (!fits) {
       fail_attribute(schema, a.name,
                      std::string(list ? "a list of length " : "") + std::string(a.binds_text) +
                          (l.unknown < 0 ? " = " + std::to_string(l.value) : " in its range"),
@@ -590,11 +605,17 @@ void check_outputs(const Schema& schema, const Arguments& args, Bound& bound) {
 
 void check_layout(const Schema& schema, const Arguments& args, const Bound& bound, Device device,
                   int device_index) {
-  Tensor* present[kMaxTensors];
+  struct Live {
+    size_t index;
+    const Tensor* tensor;
+    Extent extent;
+    bool is_output;
+  };
+  Live live[kMaxTensors];
+  size_t count = 0;
   for (size_t i = 0; i < schema.tensors.size(); ++i) {
     const TensorSpec& spec = schema.tensors[i];
     Tensor& t = spec.access(args.params);
-    present[i] = nullptr;
     if (!t.present()) continue;
     if (t.device != device || (device == Device::cuda && t.device_index != device_index)) {
       const auto name = [](Device d, int index) {
@@ -607,25 +628,32 @@ void check_layout(const Schema& schema, const Arguments& args, const Bound& boun
       flatten(schema, spec, t, bound.lead_rank);
     if (t.numel() == 0) continue;
     if (t.data == nullptr) fail_tensor(schema, spec.name, "a pointer to data", "null");
-    if (reinterpret_cast<uintptr_t>(t.data) % size_of(t.dtype) != 0) {
+    if ((reinterpret_cast<uintptr_t>(t.data) & (size_of(t.dtype) - 1)) != 0) {
       fail_tensor(schema, spec.name,
                   "an address that is a multiple of " + std::to_string(size_of(t.dtype)),
                   "address mod " + std::to_string(size_of(t.dtype)) + " = " +
                       std::to_string(reinterpret_cast<uintptr_t>(t.data) % size_of(t.dtype)));
     }
     check_strides(schema, spec, t);
-    present[i] = &t;
+    Live& entry = live[count++];  // field by field: a copied aggregate stalls on its own stores
+    entry.index = i;
+    entry.tensor = &t;
+    entry.extent = extent_of(t, 0);
+    entry.is_output = spec.is_output;
   }
-  for (size_t i = 0; i < schema.tensors.size(); ++i) {
-    if (present[i] == nullptr || !schema.tensors[i].is_output) continue;
-    const TensorSpec& spec = schema.tensors[i];
-    for (size_t k = 0; k < schema.tensors.size(); ++k) {
-      const bool seen = schema.tensors[k].is_output && k <= i;  // outputs pair up once
-      if (seen || present[k] == nullptr || !overlap(*present[i], *present[k])) continue;
-      const bool allowed = spec.alias_index == static_cast<int>(k);
-      if (allowed && same_view(*present[i], *present[k])) continue;
+  for (size_t i = 0; i < count; ++i) {
+    const Live& out = live[i];
+    if (!out.is_output) continue;
+    for (size_t k = 0; k < count; ++k) {
+      const Live& other = live[k];
+      if (out.extent.end <= other.extent.begin || other.extent.end <= out.extent.begin) continue;
+      if (other.is_output && k <= i) continue;  // outputs pair up once
+      if (!share_elements(*out.tensor, *other.tensor)) continue;
+      const TensorSpec& spec = schema.tensors[out.index];
+      const bool allowed = spec.alias_index == static_cast<int>(other.index);
+      if (allowed && same_view(*out.tensor, *other.tensor)) continue;
       fail_tensor(schema, spec.name,
-                  "memory apart from '" + std::string(schema.tensors[k].name) + "'" +
+                  "memory apart from '" + std::string(schema.tensors[other.index].name) + "'" +
                       (allowed ? " or exactly the same view" : ""),
                   "overlapping memory");
     }

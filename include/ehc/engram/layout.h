@@ -22,10 +22,10 @@ using MultiplierScheme = tables::MultiplierScheme;
 //                positions in the list of layers as layer_ids
 // Contract 1.3, models.md 4.
 struct Multipliers {
-  std::span<const int64_t> layer_ids{};     // [L], each >= 0, required
+  std::span<const int64_t> layer_ids{};       // [L], each >= 0, required
   std::optional<int64_t> max_ngram{};         // Nmax, 2..8, required
   std::optional<int64_t> compressed_vocab{};  // V' >= 1, required
-  int64_t seed = 0;                         // >= 0
+  int64_t seed = 0;                           // >= 0
   MultiplierScheme scheme = MultiplierScheme::numpy;
   Tensor multipliers{};  // out: I64[L, Nmax], contiguous
 };
@@ -36,8 +36,8 @@ struct Multipliers {
 // Contract 1.3.
 struct Primes {
   std::span<const int64_t> sizes{};  // [Nmax-1], each >= 1, required
-  std::optional<int64_t> layers{};     // L >= 1, required
-  std::optional<int64_t> heads{};      // Kh >= 1, required
+  std::optional<int64_t> layers{};   // L >= 1, required
+  std::optional<int64_t> heads{};    // Kh >= 1, required
   Tensor vocab_sizes{};              // out: I32[L, Nmax-1, Kh], contiguous
 };
 

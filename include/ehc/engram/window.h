@@ -25,15 +25,15 @@ using Blocking = tables::WindowBlocking;
 // A sequence that is fed in pieces, each with the last Nmax-1 ids before it as history (-1 for an
 // image token), gives the rows of one pass.
 struct Window {
-  Tensor ids{};                      // I32[T], compressed ids
-  Tensor cu_seqlens{};               // I32[B+1], optional: from 0, not decreasing, to T; else B = 1
-  Tensor history{};                  // I32[B, Nmax-1], optional: oldest first
-  Tensor image_token_mask{};         // BOOL[T], optional
+  Tensor ids{};               // I32[T], compressed ids
+  Tensor cu_seqlens{};        // I32[B+1], optional: from 0, not decreasing, to T; else B = 1
+  Tensor history{};           // I32[B, Nmax-1], optional: oldest first
+  Tensor image_token_mask{};  // BOOL[T], optional
   std::optional<int64_t> max_ngram{};  // Nmax, 2..8, required
   std::optional<int64_t> pad_id{};     // 0..2^31-1, a compressed id, required
-  int64_t reset_id = -1;             // -1..2^31-1
+  int64_t reset_id = -1;               // -1..2^31-1
   std::optional<Blocking> blocking{};  // required
-  Tensor window{};                   // out: I32[T, Nmax], apart from the inputs
+  Tensor window{};                     // out: I32[T, Nmax], apart from the inputs
 };
 
 // Throws Error{contract} for borders that are none (CPU only: a device's are not read).

@@ -59,27 +59,35 @@ int vector_bits(std::string_view core) {
 }
 
 std::string find_fault() {
-  const std::string core = openblas_get_corename();
-  const int ours = cpu_supports(Isa::avx512) ? 512 : cpu_supports(Isa::avx2) ? 256 : 128;
-  if (vector_bits(core) < ours) {
-    return "OpenBLAS runs its " + core + " kernels on a processor with " + std::to_string(ours) +
-           "-bit vectors (see OPENBLAS_CORETYPE)";
-  }
   for (const int64_t rows : {1, 13, 48}) {
     for (const int64_t columns : {3, 64, 77}) {
       if (!is_right(rows, columns, 5) || !is_right(rows, columns, 700)) {
-        return "OpenBLAS computes wrong products on this processor with its " + core + " kernels";
+        return "OpenBLAS computes wrong products on this processor with its " +
+               std::string(openblas_get_corename()) + " kernels";
       }
     }
   }
   return {};
 }
 
+std::string find_weakness() {
+  const std::string core = openblas_get_corename();
+  const int ours = cpu_supports(Isa::avx512) ? 512 : cpu_supports(Isa::avx2) ? 256 : 128;
+  if (vector_bits(core) >= ours) return {};
+  return "OpenBLAS runs its " + core + " kernels on a processor with " + std::to_string(ours) +
+         "-bit vectors (see OPENBLAS_CORETYPE)";
+}
+
 }  // namespace
 
-const std::string& refuse_openblas() {
+const std::string& openblas_fault() {
   static const std::string fault = find_fault();
   return fault;
+}
+
+const std::string& openblas_weakness() {
+  static const std::string weakness = find_weakness();
+  return weakness;
 }
 
 void multiply_openblas(const Product& p) {
@@ -94,10 +102,12 @@ void multiply_openblas(const Product& p) {
 
 #else
 
-const std::string& refuse_openblas() {
+const std::string& openblas_fault() {
   static const std::string fault = "the library was built without OpenBLAS";
   return fault;
 }
+
+const std::string& openblas_weakness() { return openblas_fault(); }
 
 void multiply_openblas(const Product&) {}
 

@@ -22,13 +22,16 @@ struct Product {
   bool accumulate;  // add to c, else c is not read
 };
 
-// Why OpenBLAS is not to be used on this machine, or empty. It is tried once on small products
-// whose results are exact integers, since old builds compute wrong ones on processors that they do
-// not know, and refused when it has chosen kernels for narrower vectors than ours.
-const std::string& refuse_openblas();
+// Why OpenBLAS must not be used on this machine, or empty. It is tried once on small products whose
+// results are exact integers: old builds compute wrong ones on processors that they do not know.
+const std::string& openblas_fault();
+
+// Why another product is the better choice, or empty: on a processor that it does not know, it
+// takes kernels for narrower vectors than ours.
+const std::string& openblas_weakness();
 
 // May be called from several threads at once. Touches no setting of the library: one that has
-// threads of its own uses as many as the process gave it. Precondition: not refused.
+// threads of its own uses as many as the process gave it. Precondition: no fault.
 void multiply_openblas(const Product& product);
 
 }  // namespace ehc::blas

@@ -6,11 +6,28 @@
 
 #include "core/operator.h"
 
-#if defined(__x86_64__)
-#define EHC_EACH_ISA(X) X(avx512bf16) X(avx512) X(avx2) X(generic)
+// A build may leave some out (EHC_ISAS in cmake/EhcCompiler.cmake).
+#if !defined(__x86_64__) || defined(EHC_WITHOUT_avx512bf16)
+#define EHC_IF_AVX512BF16(X)
 #else
-#define EHC_EACH_ISA(X) X(generic)
+#define EHC_IF_AVX512BF16(X) X(avx512bf16)
 #endif
+#if !defined(__x86_64__) || defined(EHC_WITHOUT_avx512)
+#define EHC_IF_AVX512(X)
+#else
+#define EHC_IF_AVX512(X) X(avx512)
+#endif
+#if !defined(__x86_64__) || defined(EHC_WITHOUT_avx2)
+#define EHC_IF_AVX2(X)
+#else
+#define EHC_IF_AVX2(X) X(avx2)
+#endif
+#if defined(EHC_WITHOUT_generic)
+#define EHC_IF_GENERIC(X)
+#else
+#define EHC_IF_GENERIC(X) X(generic)
+#endif
+#define EHC_EACH_ISA(X) EHC_IF_AVX512BF16(X) EHC_IF_AVX512(X) EHC_IF_AVX2(X) EHC_IF_GENERIC(X)
 
 namespace ehc {
 

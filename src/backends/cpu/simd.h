@@ -9,9 +9,8 @@
 //   load, load_tail         A -> fp32; a tail reads `count` elements and fills up with +0
 //   store, store_tail       fp32 -> A, to nearest even, NaN kept, subnormals kept
 //   stream                  as store, past the caches; rows must start on a cache line (can_stream)
-//   exp_nonpositive, sigmoid, silu: at most 2, 2 and 3 ulp, never overflow inside, NaN kept; no
-//   libm, so
-//                           that a lane of a tail has the bits of a lane of the body
+//   exp_nonpositive,        at most 2, 2 and 3 ulp, never overflow inside, NaN kept; no libm, so
+//   sigmoid, silu           that a lane of a tail has the bits of a lane of the body
 //   reduce_add              fixed tree
 // `fma` rounds once everywhere, also where the processor has no such instruction.
 #pragma once

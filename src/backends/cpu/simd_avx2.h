@@ -10,6 +10,8 @@ namespace {
 
 using Vec = __m256;
 inline constexpr int kLanes = 8;
+// Vectors worth taking through a long computation step by step together.
+inline constexpr int kTogether = 4;
 struct Pair {
   Vec a, b;
 };

@@ -7,6 +7,11 @@ namespace ehc::simd::EHC_ISA {
 namespace {
 
 inline constexpr int kLanes = 8;
+// Vectors worth taking through a long computation step by step together.
+inline constexpr int kTogether = 2;
+// Loops over lanes that are long code: inlined everywhere they take a minute to compile.
+#define EHC_SIMD_CALL [[gnu::noinline, maybe_unused]]
+
 struct Vec {
   float lane[kLanes];
 };
@@ -61,7 +66,7 @@ EHC_SIMD Vec div(Vec x, Vec y) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 EHC_SIMD
 #else
-[[gnu::noinline, maybe_unused]]  // long: inlined everywhere it takes a minute to compile
+EHC_SIMD_CALL
 #endif
 Vec fma(Vec x, Vec y, Vec z) {
   return each_lane([&](int i) { return fma_once(x.lane[i], y.lane[i], z.lane[i]); });
@@ -127,24 +132,24 @@ EHC_SIMD void narrow(float x, F16* p) {
 // --- rows; every type in natural order ---
 
 template <class A>
-EHC_SIMD Pair load(const A* p) {
+EHC_SIMD_CALL Pair load(const A* p) {
   return {each_lane([&](int i) { return widen(p[i]); }),
           each_lane([&](int i) { return widen(p[kLanes + i]); })};
 }
 
 template <class A>
-EHC_SIMD Pair load_tail(const A* p, int count) {
+EHC_SIMD_CALL Pair load_tail(const A* p, int count) {
   return {each_lane([&](int i) { return i < count ? widen(p[i]) : 0.0f; }),
           each_lane([&](int i) { return kLanes + i < count ? widen(p[kLanes + i]) : 0.0f; })};
 }
 
 template <class A>
-EHC_SIMD void store_tail(A* p, Pair x, int count) {
+EHC_SIMD_CALL void store_tail(A* p, Pair x, int count) {
   for (int i = 0; i < count; ++i) narrow(i < kLanes ? x.a.lane[i] : x.b.lane[i - kLanes], p + i);
 }
 
 template <class A>
-EHC_SIMD void store(A* p, Pair x) {
+EHC_SIMD_CALL void store(A* p, Pair x) {
   for (int i = 0; i < kLanes; ++i) narrow(x.a.lane[i], p + i);
   for (int i = 0; i < kLanes; ++i) narrow(x.b.lane[i], p + kLanes + i);
 }

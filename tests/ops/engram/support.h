@@ -130,7 +130,7 @@ inline std::vector<std::string> implementations(const char* op_name) {
     for (const Isa isa : {Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::generic}) {
       if (impl.name == "cpu." + std::string(isa_name(isa))) runs = cpu_supports(isa);
     }
-    if (impl.name == "cpu.openblas") runs = blas::refuse_openblas().empty();
+    if (impl.name == "cpu.openblas") runs = blas::openblas_fault().empty();
     if (runs) names.emplace_back(impl.name);
   }
   return names;

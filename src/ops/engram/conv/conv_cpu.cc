@@ -94,7 +94,7 @@ inline void conv_range(const ConvForwardArgs& args, int64_t begin, int64_t end, 
                          args.out_token_stride * sizeof(A) % 64 == 0 &&
                          args.out_stream_stride * sizeof(A) % 64 == 0;
   const int64_t limit =
-      run_limit(args.conv, args.streams * args.hidden * static_cast<int64_t>(sizeof(A)));
+      run_limit(args.conv, 2 * args.streams * args.hidden * static_cast<int64_t>(sizeof(A)));
   norms<A>(args, first, begin, first, scratch);
   RunCursor cursor(args.conv, begin, end);
   for (ConvRun run = cursor.next(limit); run.begin < run.end; run = cursor.next(limit)) {

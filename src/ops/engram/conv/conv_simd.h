@@ -163,17 +163,20 @@ EHC_SIMD Pair convolve_directly(const ShortConv& conv, const ConvSource<A>& sour
   return c;
 }
 
-// Vectors that go through the exponential together: six of 16 lanes, four of 8, by registers.
-inline constexpr int kTilePairs = simd::kLanes == 16 ? 3 : 2;
-inline constexpr int kTileColumns = kTilePairs * kPair;
+// Pairs that go through the exponential together, and groups of them in a tile: long pieces of rows
+// suit memory, and u of a tile still fits in the first-level cache.
+inline constexpr int kGroupPairs = simd::kTogether / 2;
+inline constexpr int kTileGroups = 32 * kGroupPairs / simd::kLanes;
+inline constexpr int kTileColumns = kTileGroups * kGroupPairs * kPair;
 inline constexpr int kTileRows = 48;
 
-// Tokens of a run: their rows leave room in a second-level cache of 2 MiB for weights and the rows
-// of the next run that replace them, and with their history they fit in a tile where that can be.
-EHC_SIMD int64_t run_limit(const ShortConv& conv, int64_t row_bytes) {
+// Tokens of a run: the rows of two of them (token_bytes each: of this run those that are used
+// again, of the next all) leave room for the weights in a second-level cache of 2 MiB, and with
+// their history they fit in a tile where that can be.
+EHC_SIMD int64_t run_limit(const ShortConv& conv, int64_t token_bytes) {
   const int64_t room = kTileRows - conv_history(conv.taps, conv.dilation);
   const int64_t most = room >= 8 ? room : 32;
-  const int64_t tokens = (int64_t{768} << 10) / row_bytes;
+  const int64_t tokens = (int64_t{1536} << 10) / token_bytes;
   return tokens < 8 ? 8 : tokens > most ? most : tokens;
 }
 
@@ -211,34 +214,41 @@ class ConvTile {
       if (!used_[r]) continue;
       const int64_t token = run_.begin - history_ + r;
       for (int p = 0; p < kPairs; ++p) {
-        const int64_t at = column + p * kPair;
-        simd::store(u_[r] + p * kPair, conv_input(conv_, source, run_, token, stream, norm, at,
-                                                  p + 1 < kPairs ? kPair : count));
+        simd::store(u_[r] + p * kPair,
+                    conv_input(conv_, source, run_, token, stream, norm, column + p * kPair,
+                               p + 1 < kPairs ? kPair : count));
       }
     }
   }
 
-  // Calls finish(token)(column, count, silu(c)) for kPairs pairs of columns. The quotients of a
-  // token are used while those of the next are on their way: the divider is never waited for.
-  template <int kPairs, bool kFourTaps, class Finish>
+  // Calls finish(token)(column, count, silu(c)) for kGroups groups of kPairs pairs of columns. The
+  // quotients of a group are used while those of the next are on their way.
+  template <int kGroups, int kPairs, bool kFourTaps, class Finish>
   EHC_SIMD void convolve(const PreparedWeights& weights, int64_t stream, int64_t column,
                          int64_t count, const Finish& finish) const {
-    Pair activation[kPairs];
+    constexpr int64_t kColumns = kPairs * kPair;
     for (int64_t t = 0; t < tokens_; ++t) {
-      Pair c[kPairs], denominator[kPairs];
-      sum_taps<kPairs, kFourTaps>(weights, stream, column, t, c);
-      simd::silu_fraction<kPairs>(c, denominator);
-      if (t > 0) finish(run_.begin + t - 1).template operator()<kPairs>(column, count, activation);
-      for (int p = 0; p < kPairs; ++p) activation[p] = div(c[p], denominator[p]);
+      const auto finish_group = finish(run_.begin + t);
+      Pair activation[kPairs] = {};
+      for (int64_t g = 0; g < kGroups; ++g) {
+        Pair c[kPairs], denominator[kPairs];
+        sum_taps<kPairs, kFourTaps>(weights, stream, column, g * kColumns, t, c);
+        simd::silu_fraction<kPairs>(c, denominator);
+        if (g > 0) {
+          finish_group.template operator()<kPairs>(column + (g - 1) * kColumns, kPair, activation);
+        }
+        for (int p = 0; p < kPairs; ++p) activation[p] = div(c[p], denominator[p]);
+      }
+      finish_group.template operator()<kPairs>(column + (kGroups - 1) * kColumns, count,
+                                               activation);
     }
-    finish(run_.end - 1).template operator()<kPairs>(column, count, activation);
   }
 
   template <int kPairs, bool kFourTaps>
-  EHC_SIMD void sum_taps(const PreparedWeights& weights, int64_t stream, int64_t column, int64_t t,
-                         Pair* c) const {
-    const float* w = weights.tap(0, stream) + column;
-    const float* u = u_[t];
+  EHC_SIMD void sum_taps(const PreparedWeights& weights, int64_t stream, int64_t column,
+                         int64_t offset, int64_t t, Pair* c) const {
+    const float* w = weights.tap(0, stream) + column + offset;
+    const float* u = u_[t] + offset;
     const int64_t weight_step = weights.streams * weights.row;
     const int64_t row_step = conv_.dilation * kTileColumns;
     const auto add_tap = [&](int64_t k) EHC_SIMD_LAMBDA {
@@ -256,14 +266,14 @@ class ConvTile {
     }
   }
 
-  template <int kPairs, class A, class Finish>
+  template <int kGroups, int kPairs, class A, class Finish>
   EHC_SIMD void run(const ConvSource<A>& source, const PreparedWeights& weights, int64_t stream,
                     int64_t column, int64_t count, const Finish& finish) {
-    fill<kPairs>(source, weights.norm(stream), stream, column, count);
+    fill<kGroups * kPairs>(source, weights.norm(stream), stream, column, count);
     if (conv_.taps == 4) {
-      convolve<kPairs, true>(weights, stream, column, count, finish);
+      convolve<kGroups, kPairs, true>(weights, stream, column, count, finish);
     } else {
-      convolve<kPairs, false>(weights, stream, column, count, finish);
+      convolve<kGroups, kPairs, false>(weights, stream, column, count, finish);
     }
   }
 
@@ -300,9 +310,11 @@ inline void convolve_run(const ShortConv& conv, const ConvSource<A>& source,
     const auto of_stream = [&](int64_t t) EHC_SIMD_LAMBDA { return finish(t, h); };
     int64_t i = 0;
     for (; i + kTileColumns <= hidden; i += kTileColumns) {
-      tile.run<kTilePairs>(source, weights, h, i, kPair, of_stream);
+      tile.template run<kTileGroups, kGroupPairs>(source, weights, h, i, kPair, of_stream);
     }
-    for (; i < hidden; i += kPair) tile.run<1>(source, weights, h, i, hidden - i, of_stream);
+    for (; i < hidden; i += kPair) {
+      tile.template run<1, 1>(source, weights, h, i, hidden - i, of_stream);
+    }
   }
 }
 

@@ -156,7 +156,9 @@ void run_reference(const Call& call) {
 #if EHC_HAS_OPENBLAS
 std::string refuse_openblas(const Call& call) {
   if (call.bound["E"] > std::numeric_limits<int32_t>::max()) return "E is above 2^31 - 1";
-  return blas::refuse_openblas();
+  if (!blas::openblas_fault().empty()) return blas::openblas_fault();
+  const bool asked_for = call.context.implementation() == "cpu.openblas";
+  return asked_for ? std::string() : blas::openblas_weakness();
 }
 #endif
 

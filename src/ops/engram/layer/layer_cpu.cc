@@ -103,7 +103,7 @@ inline void layer_range(const LayerForwardArgs& args, int64_t begin, int64_t end
                          gate.out_token_stride * sizeof(A) % 64 == 0 &&
                          gate.out_stream_stride * sizeof(A) % 64 == 0;
   const int64_t limit =
-      run_limit(args.conv, gate.streams * gate.hidden * static_cast<int64_t>(sizeof(A)));
+      run_limit(args.conv, (3 * gate.streams + 2) * gate.hidden * static_cast<int64_t>(sizeof(A)));
   gates<A>(args, first, begin, scratch, false);
   RunCursor cursor(args.conv, begin, end);
   for (ConvRun run = cursor.next(limit); run.begin < run.end; run = cursor.next(limit)) {
