@@ -120,7 +120,7 @@ TEST_F(MapFile, RefusesOtherFiles) {
   EXPECT_EQ(refusal(""), "not a token map file");
   EXPECT_EQ(refusal(test::read(tokenizer_path)), "not a token map file");
   EXPECT_THAT(test::caught([&] { TokenMap::load(folder.path("missing")); }).what(),
-              HasSubstr("cannot open: "));
+              HasSubstr("cannot read: "));
 }
 
 TEST_F(MapFile, RefusesStaleMaps) {

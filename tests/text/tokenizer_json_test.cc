@@ -174,7 +174,7 @@ TEST(TokenizerJson, RefusesFilesThatCannotBeRead) {
   const test::ScratchFolder folder;
   const std::string missing = folder.path("missing.json");
   EXPECT_THAT(test::caught([&] { read_tokenizer_json(missing); }).what(),
-              StartsWith(missing + ": cannot open: "));
+              StartsWith(missing + ": cannot read: "));
   EXPECT_THAT(test::caught([&] { read_tokenizer_json(folder.path("")); }).what(),
               HasSubstr("cannot read: "));
 }
