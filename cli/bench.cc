@@ -5,6 +5,8 @@
 #include <cstring>
 #include <functional>
 
+#include "cli/integers.h"
+#include "cli/selection.h"
 #include "core/cuda_support.h"
 #include "ehc/error.h"
 
@@ -21,11 +23,7 @@ double bytes_of(const Tensor& t) {
 
 int64_t count_rows(const Tensor& indices) {
   int64_t rows = 0;
-  for (int64_t i = 0; i < indices.numel(); ++i) {
-    const bool live =
-        indices.dtype == DType::i64 ? indices.as<int64_t>()[i] >= 0 : indices.as<int32_t>()[i] >= 0;
-    rows += live ? 1 : 0;
-  }
+  for (int64_t i = 0; i < indices.numel(); ++i) rows += integer_at(indices, i) >= 0 ? 1 : 0;
   return rows;
 }
 
@@ -55,7 +53,7 @@ double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs)
     const Expression first = spec.shape.rank > 0 ? spec.shape.dims[0] : Expression{};
     const bool is_table = first.is_symbol() && (first.steps[0].value == symbol("rows") ||
                                                 first.steps[0].value == symbol("V"));
-    const bool is_target = spec.name.size() > 4 && spec.name.substr(spec.name.size() - 4) == "_acc";
+    const bool is_target = spec.name.ends_with("_acc");
     if (!spec.is_output && is_table && !is_target && addresses != nullptr) {
       const double row = t.shape[0] > 0 ? bytes_of(t) / static_cast<double>(t.shape[0]) : 0;
       bytes += row * static_cast<double>(count_rows(*addresses));
@@ -116,10 +114,8 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
 Timing BenchCase::time(const std::string& implementation, double seconds) {
   Timing timing;
   context_.set_implementation(implementation);
-  context_.set_log([&](std::string_view line) {
-    const size_t name = line.find(": ") + 2;
-    timing.implementation = std::string(line.substr(name, line.find(';', name) - name));
-  });
+  context_.set_log(
+      [&](std::string_view line) { timing.implementation = chosen_implementation(line); });
   try {
     const size_t workspace = calls_.front().workspace_bytes(context_);
     if (workspace > workspace_.bytes()) workspace_ = Buffer(context_, workspace);

@@ -2,18 +2,18 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cli/bench.h"
-#include "cli/check.h"
 #include "cli/commands.h"
 #include "cli/copy_rate.h"
 #include "cli/progress.h"
+#include "cli/selection.h"
 #include "core/cuda_support.h"
 #include "core/file_io.h"
-#include "core/registry.h"
 #include "ehc/error.h"
 #include "ehc/version.h"
 
@@ -123,20 +123,12 @@ std::vector<Row> time_case(const Operator& op, const CaseLine& line, const Conte
 
 void run(const Options& o) {
   const Context context = o.device == "cuda" ? Context::cuda(0, nullptr) : Context::cpu(o.threads);
-  std::vector<const Operator*> operators;
-  for (const std::string& name : o.operators) {
-    operators.push_back(find_operator(name));
-    if (operators.back() == nullptr) throw UsageError("unknown operator '" + name + "'");
-  }
-  if (o.operators.empty()) operators.assign(all_operators().begin(), all_operators().end());
+  const std::vector<const Operator*> operators = select_operators(o.operators);
   std::vector<CaseLine> lines;
-  for (const CaseLine& line : load_cases(bench_case_texts(), o.cases)) {
-    const Operator* op = find_operator(line.op);
-    if (op == nullptr && !o.cases.empty()) {
-      throw UsageError("case '" + line.text() + "': unknown operator '" + line.op + "'");
-    }
-    const bool wanted = std::find(operators.begin(), operators.end(), op) != operators.end();
-    if (op != nullptr && wanted && line.level <= o.intensity) lines.push_back(line);
+  for (const CaseLine& line : select_cases(bench_case_texts(), o.cases)) {
+    const bool wanted = std::any_of(operators.begin(), operators.end(),
+                                    [&](const Operator* op) { return op->schema.name == line.op; });
+    if (wanted && line.level <= o.intensity) lines.push_back(line);
   }
   if (lines.empty()) throw UsageError("bench: no case names one of these operators");
 

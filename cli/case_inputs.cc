@@ -8,7 +8,9 @@
 #include <optional>
 
 #include "cli/case_random.h"
+#include "cli/integers.h"
 #include "core/float_formats.h"
+#include "core/linear.h"
 #include "core/parallel.h"
 #include "ehc/error.h"
 
@@ -33,7 +35,7 @@ std::optional<Symbol> find_symbol(std::string_view name) {
 // First name of "BF16/F16/F32"; A and W stand for bf16.
 DType first_type(const TensorSpec& spec) {
   std::string_view types = spec.pattern.substr(0, spec.pattern.find('['));
-  if (types.substr(0, 2) == "X:") types = types.substr(2);
+  if (types.starts_with("X:")) types = types.substr(2);
   return dtype_from_name(types.substr(0, types.find('/'))).value_or(DType::bf16);
 }
 
@@ -53,11 +55,6 @@ void store_integer(const Tensor& t, int64_t at, int64_t value) {
   }
 }
 
-int64_t load_integer(const Tensor& t, int64_t at) {
-  if (t.dtype == DType::i64) return t.as<int64_t>()[at];
-  return t.dtype == DType::i32 ? t.as<int32_t>()[at] : t.as<uint8_t>()[at];
-}
-
 // Runs `body(begin, end)` over the elements of large tensors on all cores.
 template <class Body>
 void for_elements(int64_t count, const Body& body) {
@@ -73,33 +70,10 @@ bool is_case_word(std::string_view key) {
   return std::find(std::begin(kWords), std::end(kWords), key) != std::end(kWords);
 }
 
-int64_t evaluate(const Expression& e, const SymbolValues& symbols) {
-  int64_t stack[9] = {};
-  int top = 0;
-  for (uint8_t i = 0; i < e.count; ++i) {
-    const ExpressionStep step = e.steps[i];
-    if (step.code == ExpressionStep::variable) {
-      if (!symbols.has(step.value)) return -1;
-      stack[top++] = symbols.value[step.value];
-      continue;
-    }
-    if (step.code == ExpressionStep::constant) {
-      stack[top++] = step.value;
-      continue;
-    }
-    const int64_t b = stack[--top];
-    int64_t& a = stack[top - 1];
-    bool bad = false;
-    if (step.code == ExpressionStep::add) bad = __builtin_add_overflow(a, b, &a);
-    if (step.code == ExpressionStep::subtract) bad = __builtin_sub_overflow(a, b, &a);
-    if (step.code == ExpressionStep::multiply) bad = __builtin_mul_overflow(a, b, &a);
-    if (step.code == ExpressionStep::divide) {
-      bad = b == 0 || a % b != 0;
-      if (!bad) a /= b;
-    }
-    if (bad) return -1;
-  }
-  return stack[0];
+// Value of a dimension; -1 when a symbol is missing or a division leaves a rest.
+int64_t CaseInputs::dimension(const Expression& e) const {
+  const Linear v = evaluate(e, values_);
+  return v.solvable && v.unknown < 0 ? v.value : -1;
 }
 
 CaseInputs::CaseInputs(const Operator& op, const CaseLine& line) : op_(op), line_(line) {
@@ -150,7 +124,7 @@ void CaseInputs::read_settings() {
       values_.set(*s, product);
       if (key == "T") lead_ = dims;
     }
-    const bool is_range = key.rfind("range.", 0) == 0;
+    const bool is_range = key.starts_with("range.");
     if (is_range || key == "A" || key == "W") known = true;
     const auto type = dtype_from_name(value);
     for (size_t i = 0; i < schema.tensors.size(); ++i) {
@@ -217,11 +191,9 @@ void CaseInputs::relate_symbols() {
   for (const SymbolDefault& s : schema.defaults) {
     if (!present_[s.tensor_index] && !values_.has(s.index)) values_.set(s.index, s.value);
   }
-  constexpr std::pair<std::string_view, std::string_view> kRelations[] = {
-      {"K", "n*d"}, {"N", "n*n+2*n"}, {"C", "(Nmax-1)*Kh"}};
-  for (const auto& [name, formula] : kRelations) {
-    const int64_t value = evaluate(parse::expression(formula), values_);
-    if (value >= 0 && !values_.has(symbol(name))) values_.set(symbol(name), value);
+  for (const Relation& r : relations()) {
+    const int64_t value = dimension(r.expression);
+    if (value >= 0 && !values_.has(r.result)) values_.set(r.result, value);
   }
 }
 
@@ -233,14 +205,14 @@ void CaseInputs::make_tensor(size_t index) {
   double elements = 1;
   for (uint8_t k = 0; k < spec.shape.rank; ++k) {
     const Expression& e = spec.shape.dims[k];
-    if (e.optional_axis && evaluate(e, values_) < 0) continue;
+    if (e.optional_axis && dimension(e) < 0) continue;
     if (k == 0 && op_.schema.flattens && is_token_axis(e) && lead_.size() > 1) {
       if (lead_.size() + spec.shape.rank - 1 > kMaxRank) fail_case("T: too many dimensions");
       for (const int64_t dim : lead_) shape[rank++] = dim;
       elements *= static_cast<double>(tokens());
       continue;
     }
-    const int64_t dim = evaluate(e, values_);
+    const int64_t dim = dimension(e);
     if (dim < 0) {
       fail_case("tensor '" + std::string(spec.name) + "' " + std::string(spec.pattern) +
                 ": a symbol has no value, or the dimension is no integer >= 0");
@@ -301,7 +273,7 @@ void fill_offsets(const Tensor& offsets, const Tensor& sizes) {
     int64_t sum = 0;
     for (int64_t c = 0; c < columns; ++c) {
       store_integer(offsets, l * columns + c, sum);
-      sum += load_integer(sizes, l * columns + c);
+      sum += integer_at(sizes, l * columns + c);
     }
   }
 }
@@ -395,10 +367,6 @@ void CaseInputs::fill_integers(size_t index, uint64_t seed) {
 
 namespace {
 
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
 // What a tensor of this name usually holds, as scale * x + shift of a standard normal x; positive
 // quantities take its absolute value.
 struct Law {
@@ -429,12 +397,12 @@ void CaseInputs::fill_floats(size_t index, uint64_t seed) {
     return;
   }
   Law law;
-  if (ends_with(name, "norm_weight") || name == "weight_hidden" || name == "weight_embed") {
+  if (name.ends_with("norm_weight") || name == "weight_hidden" || name == "weight_embed") {
     law = {0.25F, 1, false};
   } else if (name == "weight" && value_of(symbol("E")) > 0) {
     law = {1 / std::sqrt(static_cast<float>(value_of(symbol("E")))), 0, false};
   } else if (name == "post" || name == "pre" || name == "comb" || name == "row_scale" ||
-             name == "col_scale" || name.substr(0, 4) == "rstd" || name.substr(0, 3) == "sqr") {
+             name == "col_scale" || name.starts_with("rstd") || name.starts_with("sqr")) {
     law = {0.5F, 0.25F, true};
   }
   const bool by_token = spec.shape.rank > 0 && is_token_axis(spec.shape.dims[0]);

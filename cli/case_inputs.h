@@ -39,6 +39,7 @@ class CaseInputs {
   void fill_integers(size_t index, uint64_t seed);
   void fill_floats(size_t index, uint64_t seed);
   void hide_masked_rows();
+  [[nodiscard]] int64_t dimension(const Expression& e) const;
   [[noreturn]] void fail_case(const std::string& what) const;
 
   const Operator& op_;
@@ -54,8 +55,5 @@ class CaseInputs {
 
 // Keys of a case that are neither symbol, attribute nor tensor; no operator may name one so.
 bool is_case_word(std::string_view key);
-
-// Value of a dimension; -1 when a symbol is missing or a division leaves a rest.
-int64_t evaluate(const Expression& expression, const SymbolValues& symbols);
 
 }  // namespace ehc::cli

@@ -1,6 +1,5 @@
 #include "cli/case_list.h"
 
-#include <charconv>
 #include <map>
 
 #include "core/file_io.h"
@@ -116,10 +115,8 @@ std::vector<CaseLine> parse_cases(std::string_view text, const std::string& sour
 }
 
 std::vector<CaseLine> read_case_file(const std::string& path) {
-  const InputFile file(path);
-  std::string text(file.size(), '\0');
-  file.read(0, text.data(), text.size());
-  return parse_cases(text, path);
+  constexpr uint64_t kMostBytes = uint64_t{1} << 26;
+  return parse_cases(read_file(path, kMostBytes), path);
 }
 
 std::vector<CaseLine> load_cases(std::span<const CaseText> texts, const std::string& path) {

@@ -7,16 +7,13 @@
 #include <cstring>
 #include <map>
 
+#include "cli/selection.h"
 #include "core/float_formats.h"
 #include "ehc/error.h"
 
 namespace ehc::cli {
 
 namespace {
-
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
 
 bool is_floating(DType type) {
   return type == DType::f32 || type == DType::f16 || type == DType::bf16;
@@ -33,7 +30,7 @@ int token_axis(const Shape& shape) {
 
 // Does a token's output depend on that token alone (class B, and no sequence or state)?
 bool tokens_are_independent(const Schema& schema) {
-  if (ends_with(schema.name, "_bwd") || schema.name == "engram.kv_projection_fwd") return false;
+  if (schema.name.ends_with("_bwd") || schema.name == "engram.kv_projection_fwd") return false;
   bool any = false;
   for (const TensorSpec& s : schema.tensors) {
     if (s.name == "cu_seqlens" || s.name == "state") return false;
@@ -304,12 +301,6 @@ void Checker::check_single_tokens(const CaseInputs& inputs, const RunResult& bas
 }
 
 }  // namespace
-
-bool names_implementation(std::string_view wanted, std::string_view name) {
-  if (wanted.empty() || wanted == name) return true;
-  return name.size() > wanted.size() && name.substr(0, wanted.size()) == wanted &&
-         name[wanted.size()] == '.';
-}
 
 CheckReport check_operator(const Operator& op, const std::vector<CaseLine>& lines,
                            const CheckOptions& options,

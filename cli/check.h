@@ -49,7 +49,4 @@ CheckReport check_operator(const Operator& op, const std::vector<CaseLine>& line
                            const CheckOptions& options,
                            const std::function<void(size_t)>& progress = {});
 
-// Whether `wanted` names the implementation or its family.
-bool names_implementation(std::string_view wanted, std::string_view name);
-
 }  // namespace ehc::cli

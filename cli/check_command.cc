@@ -7,7 +7,7 @@
 #include "cli/check.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
-#include "core/registry.h"
+#include "cli/selection.h"
 
 namespace ehc::cli {
 
@@ -21,27 +21,12 @@ struct Options {
   int intensity = 1;
 };
 
-std::vector<const Operator*> selected(const std::vector<std::string>& names) {
-  std::vector<const Operator*> list;
-  for (const std::string& name : names) {
-    list.push_back(find_operator(name));
-    if (list.back() == nullptr) throw UsageError("unknown operator '" + name + "'");
-  }
-  if (names.empty()) list.assign(all_operators().begin(), all_operators().end());
-  return list;
-}
-
 void run(const Options& o) {
   const CheckOptions options{o.device == "cuda" ? Device::cuda : Device::cpu, o.implementation,
                              o.intensity};
   if (options.device == Device::cuda) (void)Context::cuda(0, nullptr);  // tell first
-  const std::vector<const Operator*> operators = selected(o.operators);
-  const std::vector<CaseLine> lines = load_cases(check_case_texts(), o.cases);
-  for (const CaseLine& line : lines) {
-    if (!o.cases.empty() && find_operator(line.op) == nullptr) {
-      throw UsageError("case '" + line.text() + "': unknown operator '" + line.op + "'");
-    }
-  }
+  const std::vector<const Operator*> operators = select_operators(o.operators);
+  const std::vector<CaseLine> lines = select_cases(check_case_texts(), o.cases);
 
   std::vector<CheckFailure> failures;
   size_t checked = 0;

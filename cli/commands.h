@@ -10,7 +10,7 @@ class App;
 
 namespace ehc::cli {
 
-// Exit codes of op-protocol.md 1.1.
+// Exit codes of `ehc`; docs/c-api.md says what 3 to 5 mean.
 enum ExitCode { kDone = 0, kDifferent = 1, kUsage = 2, kContract = 3, kFile = 4, kUnavailable = 5 };
 
 struct UsageError : std::runtime_error {

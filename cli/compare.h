@@ -1,4 +1,4 @@
-// Comparison of an output with an expected tensor: the rule of op-protocol.md 1.2.
+// Comparison of an output with an expected tensor, for `ehc op --check` and `ehc check`.
 #pragma once
 
 #include <array>

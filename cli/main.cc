@@ -1,7 +1,11 @@
 // ehc: run, check and time operators, and make what they read (token maps, table layouts).
-#include <fmt/core.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
 #include <new>
 
 #include "cli/commands.h"
@@ -23,17 +27,23 @@ int exit_code(ehc::ErrorKind kind) {
   return ehc::cli::kUnavailable;
 }
 
-// Errors are one line, whatever was quoted in them.
+// Errors are one line, whatever was quoted in them. Where they cannot be written, the exit code has
+// to do: never throws.
 void print_error(std::string text) {
-  for (char& c : text) {
-    if (c == '\n' || c == '\r') c = ' ';
-  }
-  fmt::print(stderr, "ehc: {}\n", text);
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  std::fputs(("ehc: " + text + "\n").c_str(), stderr);
 }
 
-}  // namespace
+// A standard stream that the caller closed must not become one of our files. Opened the wrong way
+// round, so that writing there still fails.
+void reserve_standard_streams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   CLI::App app{"Engram and mHC operators: run them on files, check them, time them", "ehc"};
   app.set_version_flag("--version", EHC_VERSION_STRING);
   app.require_subcommand(1);
@@ -64,7 +74,21 @@ int main(int argc, char** argv) {
     return ehc::cli::kUnavailable;
   } catch (const std::exception& e) {
     print_error(e.what());
-    return ehc::cli::kUnavailable;
+    return std::ferror(stdout) != 0 ? ehc::cli::kFile : ehc::cli::kUnavailable;
   }
   return ehc::cli::kDone;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  reserve_standard_streams();
+  // A file size limit is then an error of the write, which takes its temporary file away.
+  std::signal(SIGXFSZ, SIG_IGN);
+  const int code = run(argc, argv);
+  if (code == ehc::cli::kDone && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+    print_error("standard output: cannot write");
+    return ehc::cli::kFile;
+  }
+  return code;
 }

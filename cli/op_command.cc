@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/op_file.h"
 #include "cli/op_list.h"
+#include "cli/selection.h"
 #include "core/registry.h"
 #include "ehc/error.h"
 
@@ -48,7 +50,7 @@ void require_known_implementation(const Operator& op, const std::string& wanted)
   if (wanted.empty()) return;
   std::string known;
   for (const Implementation& impl : op.implementations) {
-    if (impl.name == wanted || impl.name.substr(0, wanted.size() + 1) == wanted + ".") return;
+    if (names_implementation(wanted, impl.name)) return;
     known += " " + std::string(impl.name);
   }
   throw UsageError("--impl: expected one of" + known + ", got '" + wanted + "'");
@@ -101,6 +103,8 @@ bool print_comparison(const Schema& schema, const OpFile& file, const OpResult& 
     fmt::print("{:<28} {:>12} {:>12} {:>12}  DIFFERENT (not an output of this call)\n", name, "-",
                "-", "-");
   }
+  // Before the output file is written: a failure leaves none.
+  if (std::fflush(stdout) != 0) throw Error(ErrorKind::io, "standard output: cannot write");
   return all_equal;
 }
 

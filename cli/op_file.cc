@@ -13,10 +13,6 @@ using nlohmann::json;
 
 constexpr std::string_view kExpected = "expected.";
 
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
 json parse_metadata(const Schema& schema, const std::string& text) {
   if (text.empty()) return json::object();
   json parsed = json::parse(text, nullptr, false);
@@ -32,6 +28,11 @@ bool is_int64(const json& value) {
          !(value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX});
 }
 
+// For an error text. Nested values are only named: dump() recurses as deep as they are.
+std::string shown(const json& value) {
+  return value.is_structured() ? (value.is_array() ? "an array" : "an object") : value.dump();
+}
+
 void set_from_json(DynamicCall& call, const std::string& name, const json& value) {
   if (value.is_boolean()) {
     call.set_attribute(name, value.get<bool>());
@@ -45,13 +46,14 @@ void set_from_json(DynamicCall& call, const std::string& name, const json& value
     std::vector<int64_t> list;
     for (const json& item : value) {
       if (!is_int64(item)) {
-        fail_attribute(call.schema(), name, "an array of 64-bit integers", value.dump());
+        fail_attribute(call.schema(), name, "an array of 64-bit integers", shown(item) + " in it");
       }
       list.push_back(item.get<int64_t>());
     }
     call.set_attribute(name, list);
   } else {
-    fail_attribute(call.schema(), name, "a 64-bit integer, number, boolean, string or array", value.dump());
+    fail_attribute(call.schema(), name, "a 64-bit integer, number, boolean, string or array",
+                   shown(value));
   }
 }
 
@@ -60,7 +62,7 @@ void set_from_json(DynamicCall& call, const std::string& name, const json& value
 OpFile read_op_file(const tables::SafetensorsFile& file) {
   OpFile out;
   for (const auto& [name, tensor] : file.tensors()) {
-    if (name.rfind(kExpected, 0) == 0) {
+    if (name.starts_with(kExpected)) {
       out.expected[name.substr(kExpected.size())] = tensor;
     } else {
       out.inputs[name] = tensor;
@@ -78,11 +80,11 @@ void bind_op_file(DynamicCall& call, const OpFile& file, const Settings& setting
     if (key == "op") {
       if (!value.is_string() || value.get<std::string>() != schema.name) {
         fail(schema,
-             "metadata 'op': expected '" + std::string(schema.name) + "', got " + value.dump());
+             "metadata 'op': expected '" + std::string(schema.name) + "', got " + shown(value));
       }
     } else if (key == "set") {
       if (!value.is_object())
-        fail(schema, "metadata 'set': expected an object, got " + value.dump());
+        fail(schema, "metadata 'set': expected an object, got " + shown(value));
       for (const auto& [name, item] : value.items()) set_from_json(call, name, item);
     } else if (key != "tolerance") {
       fail(schema, "metadata 'ehc': expected keys op, set, tolerance, got '" + key + "'");
@@ -97,7 +99,8 @@ std::map<std::string, Tolerance> tolerances(const Schema& schema, const std::str
   const json parsed = parse_metadata(schema, metadata);
   if (!parsed.contains("tolerance")) return out;
   const json& rules = parsed["tolerance"];
-  if (!rules.is_object()) fail(schema, "metadata 'tolerance': expected an object");
+  if (!rules.is_object())
+    fail(schema, "metadata 'tolerance': expected an object, got " + shown(rules));
   for (const auto& [name, rule] : rules.items()) {
     bool numbers = rule.is_array() && (rule.size() == 2 || rule.size() == 3);
     for (size_t i = 0; numbers && i < rule.size(); ++i) {
@@ -105,7 +108,7 @@ std::map<std::string, Tolerance> tolerances(const Schema& schema, const std::str
     }
     if (!numbers) {
       fail(schema, "metadata 'tolerance': '" + name +
-                       "': expected [ulp, abs] or [ulp, abs, share], got " + rule.dump());
+                       "': expected [ulp, abs] or [ulp, abs, share], got " + shown(rule));
     }
     out[name] = {rule[0].get<double>(), rule[1].get<double>(),
                  rule.size() == 3 ? rule[2].get<double>() : 1.0};
@@ -150,7 +153,7 @@ OpResult run_call(DynamicCall& call, Device device, const std::string& implement
       source = t;
     }
     result.outputs.push_back(
-        {std::string(schema.tensors[i].name), t, ends_with(schema.tensors[i].name, "_partial")});
+        {std::string(schema.tensors[i].name), t, schema.tensors[i].name.ends_with("_partial")});
   }
   call.check(Device::cpu, 0);
 

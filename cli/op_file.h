@@ -41,7 +41,7 @@ struct OpResult {
   std::vector<Buffer> memory;
 };
 
-// Allocates outputs, runs the call on a device, brings the outputs back. `device` "cpu" or "cuda".
+// Allocates outputs, runs the call on a device, brings the outputs back.
 OpResult run_call(DynamicCall& call, Device device, const std::string& implementation, int threads);
 
 }  // namespace ehc::cli

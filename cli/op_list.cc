@@ -106,7 +106,7 @@ Json operator_json(const Operator& op) {
                                {"optional", s.is_optional}});
     } else {
       const std::string_view type = s.pattern.substr(0, s.pattern.find('['));
-      const std::string dtype(type.substr(0, 2) == "X:" ? "X" : type);
+      const std::string dtype(type.starts_with("X:") ? "X" : type);
       Json o = {{"name", std::string(s.name)}, {"dtype", dtype}, {"shape", shape(s)}};
       if (!s.condition_text.empty()) o["condition"] = std::string(s.condition_text);
       out["outputs"].push_back(o);

@@ -9,6 +9,8 @@
 
 #include "cli/case_random.h"
 #include "cli/compare.h"
+#include "cli/integers.h"
+#include "cli/selection.h"
 #include "core/float_formats.h"
 #include "core/parallel.h"
 #include "ehc/engram/compress_ids.h"
@@ -26,7 +28,7 @@ namespace ehc::cli {
 
 namespace {
 
-// Constants of the public demo (models.md 3) and the gate's usual ones.
+// Constants of the public demo and the gate's usual ones.
 constexpr double kEps = 1e-6;
 constexpr double kClamp = 1e-6;
 constexpr double kConvEps = 1e-5;
@@ -50,16 +52,6 @@ void fill_random(Context& context, const HostTensor& host, uint64_t seed, std::s
   });
 }
 
-// "engram.hash: cpu.avx2; cpu.avx512 refused: ..." -> "cpu.avx2"
-std::string implementation_in(std::string_view line) {
-  const size_t begin = line.find(": ") + 2;
-  return std::string(line.substr(begin, line.find(';', begin) - begin));
-}
-
-int64_t id_at(const Tensor& ids, int64_t at) {
-  return ids.dtype == DType::i64 ? ids.as<int64_t>()[at] : ids.as<int32_t>()[at];
-}
-
 }  // namespace
 
 HostTensor::HostTensor(const Context& context, DType dtype, std::initializer_list<int64_t> shape)
@@ -73,7 +65,7 @@ Pipeline::Pipeline(Context& context, const text::TokenMap& map, const tables::Ha
       layout_(layout),
       layer_(layer),
       config_(config) {
-  context_.set_log([this](std::string_view line) { chosen_ = implementation_in(line); });
+  context_.set_log([this](std::string_view line) { chosen_ = chosen_implementation(line); });
   reference_.set_log({});
   reference_.set_implementation("reference");
 
@@ -126,7 +118,7 @@ Pipeline::Pipeline(Context& context, const text::TokenMap& map, const tables::Ha
 
   const auto index = static_cast<double>(size_of(layout.index_dtype()));
   const auto c = static_cast<double>(columns);
-  const auto row = static_cast<double>(d);  // d
+  const auto width = static_cast<double>(d);
   const auto nd = static_cast<double>(n * d);
   const auto e = static_cast<double>(embed);
   add_stage("map", "engram.compress_ids", 4 + 4 + 4, 0);
@@ -135,11 +127,11 @@ Pipeline::Pipeline(Context& context, const text::TokenMap& map, const tables::Ha
   add_stage("gather", "engram.gather_fwd", e * (2 + 2) + index * c, 0);
   // The weight is read once per chunk.
   add_stage("projection", "engram.kv_projection_fwd",
-            2 * e + 2 * (nd + row) + 2 * e * (nd + row) / static_cast<double>(chunk),
-            2 * e * (nd + row));
-  add_stage("gate", "engram.gate_fwd", 2 * (3 * nd + row) + 16 * static_cast<double>(n), 9 * nd);
+            2 * e + 2 * (nd + width) + 2 * e * (nd + width) / static_cast<double>(chunk),
+            2 * e * (nd + width));
+  add_stage("gate", "engram.gate_fwd", 2 * (3 * nd + width) + 16 * static_cast<double>(n), 9 * nd);
   add_stage("convolution", "engram.conv_fwd", 4 * nd, 18 * nd);
-  add_stage("layer", "engram.layer_fwd", 2 * (3 * nd + row), 27 * nd);
+  add_stage("layer", "engram.layer_fwd", 2 * (3 * nd + width), 27 * nd);
 
   fuse_weights(context_, own_outputs(0));
 }
@@ -324,7 +316,7 @@ void Pipeline::fill_residual(const Tensor& ids) {
   auto* values = residual_.tensor.as<uint16_t>();
   parallel_for(context_, tokens_, 16, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t first = id_at(ids, t) * row;
+      const int64_t first = integer_at(ids, t) * row;
       for (int64_t i = 0; i < row; ++i) {
         values[t * row + i] = float_to_bf16(random_normal(random_bits(stream, first + i)));
       }

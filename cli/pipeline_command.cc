@@ -15,6 +15,7 @@
 
 #include "cli/commands.h"
 #include "cli/copy_rate.h"
+#include "cli/integers.h"
 #include "cli/ngram_statistics.h"
 #include "cli/pipeline.h"
 #include "cli/progress.h"
@@ -127,7 +128,7 @@ Tensor usable_ids(const tables::NpyArray& file, const Options& options) {
   }
   const int64_t tokens = options.tokens > 0 ? std::min(options.tokens, ids.shape[0]) : ids.shape[0];
   for (int64_t t = 0; t < tokens; ++t) {
-    const int64_t id = ids.dtype == DType::i64 ? ids.as<int64_t>()[t] : ids.as<int32_t>()[t];
+    const int64_t id = integer_at(ids, t);
     if (id < 0) {
       throw Error(ErrorKind::contract,
                   fmt::format("{}: expected ids >= 0, got {} at position {}", options.ids, id, t));
@@ -210,8 +211,7 @@ int64_t distinct_raw_ids(const Tensor& ids, int64_t vocab) {
   std::vector<bool> seen(static_cast<size_t>(vocab), false);
   int64_t distinct = 0;
   for (int64_t t = 0; t < ids.shape[0]; ++t) {
-    const auto id =
-        static_cast<size_t>(ids.dtype == DType::i64 ? ids.as<int64_t>()[t] : ids.as<int32_t>()[t]);
+    const auto id = static_cast<size_t>(integer_at(ids, t));
     distinct += seen[id] ? 0 : 1;
     seen[id] = true;
   }
@@ -278,7 +278,7 @@ Json run_pipeline(const Options& options) {
       index_sum.add(indices);
       rows.resize(static_cast<size_t>(indices.numel()));
       for (size_t i = 0; i < rows.size(); ++i) {
-        rows[i] = indices.dtype == DType::i64 ? indices.as<int64_t>()[i] : indices.as<int32_t>()[i];
+        rows[i] = integer_at(indices, static_cast<int64_t>(i));
       }
       ngrams.add(begin, ids_here.shape[0], pipeline.window().as<int32_t>(), rows.data());
       if (is_dense) {
@@ -370,7 +370,8 @@ void add_pipeline_command(CLI::App& app) {
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
   command->add_option("--seed", o->pipeline.seed, "of table, weights and incoming streams")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--paragraph-begin", o->paragraph_begin, "first token whose gates are listed")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -384,7 +385,8 @@ void add_pipeline_command(CLI::App& app) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_option("--top", o->top, "most frequent n-grams listed per order")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--threads", o->threads, "0: all cores")
       ->envname("EHC_THREADS")
       ->check(CLI::NonNegativeNumber);

@@ -6,7 +6,7 @@ install(DIRECTORY include/ehc DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATC
 install(FILES ${PROJECT_BINARY_DIR}/generated/ehc/version.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ehc)
 install(EXPORT ehcTargets NAMESPACE ehc:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ehc)
 
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/ehcConfigVersion.cmake COMPATIBILITY SameMajorVersion)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/ehcConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 configure_package_config_file(cmake/ehcConfig.cmake.in ${PROJECT_BINARY_DIR}/ehcConfig.cmake
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ehc)
 install(FILES ${PROJECT_BINARY_DIR}/ehcConfig.cmake ${PROJECT_BINARY_DIR}/ehcConfigVersion.cmake

@@ -1,7 +1,7 @@
 # The library: objects -> libehc.so (exported symbols only) and libehc_internal.a (for the program
 # and the tests, which read the tables).
 find_package(Threads REQUIRED)
-find_package(nlohmann_json 3.10 REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
 
 foreach(isa ${EHC_ISAS})
   add_library(ehc_isa_${isa} OBJECT)
@@ -34,7 +34,6 @@ endif()
 
 if(NOT EHC_BLAS STREQUAL "OFF")
   find_library(EHC_OPENBLAS openblas)
-  find_path(EHC_OPENBLAS_INCLUDE openblas/cblas.h cblas-openblas.h cblas.h)
   if(EHC_OPENBLAS)
     target_compile_definitions(ehc_flags INTERFACE EHC_HAS_OPENBLAS=1)
     list(APPEND EHC_LINK ${EHC_OPENBLAS})

@@ -1,9 +1,9 @@
 # ehc_operator(<family>/<op>): one line per operator folder. Finds the folder's files by name and
 # fails when one is missing or misnamed, so nothing is left out of the build by accident.
 #   include/ehc/<family>/<op>.h   src/ops/<family>/<op>/<op>.cc and <op>_ref.cc   required
-#   <op>_math.h <op>_args.h <op>_simd.h <op>_cpu.cc <op>_cuda.cu <op>_sm90.cu                 as needed
+#   <op>_math.h <op>_args.h <op>_simd.h <op>_cpu.cc <op>_cuda.cu <op>_sm90.cu     as needed
 #   tests/ops/<family>/<op>_test.cc                                               required
-#   benches are cases of the test list and need no file
+# What operators of a family share stands in src/ops/<family>/shared/, headers only.
 set_property(GLOBAL PROPERTY EHC_OPERATORS "")
 
 function(ehc_operator path)
@@ -18,7 +18,7 @@ function(ehc_operator path)
       message(FATAL_ERROR "ehc_operator(${path}): missing ${file}")
     endif()
   endforeach()
-  set(known ${op}.cc ${op}_ref.cc ${op}_math.h ${op}_args.h ${op}_simd.h ${op}_simd.h ${op}_cpu.cc ${op}_cuda.cu ${op}_sm90.cu)
+  set(known ${op}.cc ${op}_ref.cc ${op}_math.h ${op}_args.h ${op}_simd.h ${op}_cpu.cc ${op}_cuda.cu ${op}_sm90.cu)
   file(GLOB files CONFIGURE_DEPENDS RELATIVE ${folder} ${folder}/*)
   foreach(file ${files})
     if(NOT file IN_LIST known)

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "cli/bench.h"
+#include "cli/selection.h"
 #include "core/float_formats.h"
 #include "core/parallel.h"
 #include "core/registry.h"

@@ -31,9 +31,9 @@ std::vector<std::string> golden_files() {
   return names;
 }
 
-class Golden : public testing::TestWithParam<std::string> {};
+class GoldenFile : public testing::TestWithParam<std::string> {};
 
-TEST_P(Golden, EveryImplementationAgrees) {
+TEST_P(GoldenFile, EveryImplementationAgrees) {
   const auto input = tables::SafetensorsFile::open(EHC_SOURCE_DIR "/tests/golden/" + GetParam());
   const Operator& op = *find_operator(operator_of(GetParam()));
   const OpFile file = read_op_file(input);
@@ -70,11 +70,24 @@ TEST_P(Golden, EveryImplementationAgrees) {
   EXPECT_GE(ran, 1) << "no implementation took the call";
 }
 
-INSTANTIATE_TEST_SUITE_P(Files, Golden, testing::ValuesIn(golden_files()), [](const auto& file) {
-  std::string name = file.param.substr(0, file.param.size() - kSuffix.size());
-  std::replace(name.begin(), name.end(), '.', '_');
-  return name;
-});
+TEST(Golden, EveryOperatorHasFiles) {
+  const std::vector<std::string> files = golden_files();
+  for (const Operator* op : all_operators()) {
+    EXPECT_GE(
+        std::count_if(files.begin(), files.end(),
+                      [&](const std::string& f) { return operator_of(f) == op->schema.name; }),
+        2)
+        << op->schema.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, GoldenFile, testing::ValuesIn(golden_files()),
+                         [](const auto& file) {
+                           std::string name =
+                               file.param.substr(0, file.param.size() - kSuffix.size());
+                           std::replace(name.begin(), name.end(), '.', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace ehc::cli

@@ -18,7 +18,7 @@ namespace ehc {
 class EHC_API Executor {
  public:
   virtual ~Executor() = default;
-  [[nodiscard]] virtual int concurrency() const = 0;
+  [[nodiscard]] virtual int concurrency() const = 0;  // >= 1; always the same
   virtual void run(int64_t count, const std::function<void(int64_t)>& body) = 0;
 };
 
@@ -27,7 +27,7 @@ class EHC_API Context {
  public:
   // Own persistent pool; threads = 0 takes the number of usable cores, 1 runs on the caller.
   static Context cpu(int threads = 0);
-  // The caller's threads.
+  // The caller's threads. Throws Error{contract} for a null pointer or a concurrency below 1.
   static Context cpu(std::shared_ptr<Executor> executor);
   // Work is enqueued on `stream` (a cudaStream_t; null is the legacy default stream).
   // Throws Error{unavailable} when the build has no CUDA or the device is not there.

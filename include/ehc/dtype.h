@@ -23,17 +23,17 @@ enum class DType : uint8_t {
 
 inline constexpr int kDTypeCount = 10;
 
-// Bytes of one element; 0 for none.
+// Bytes of one element; 0 for none and for a value that is no type.
 constexpr size_t size_of(DType type) {
   constexpr size_t kBytes[kDTypeCount] = {0, 4, 2, 2, 1, 1, 8, 4, 1, 1};
-  return kBytes[static_cast<size_t>(type)];
+  return static_cast<int>(type) < kDTypeCount ? kBytes[static_cast<size_t>(type)] : 0;
 }
 
-// Safetensors name, e.g. "BF16"; "absent" for none.
+// Safetensors name, e.g. "BF16"; "absent" for none, "unknown type" for a value that is no type.
 constexpr std::string_view name_of(DType type) {
   constexpr std::string_view kNames[kDTypeCount] = {"absent",  "F32", "F16", "BF16", "F8_E4M3",
                                                     "F8_E8M0", "I64", "I32", "U8",   "BOOL"};
-  return kNames[static_cast<size_t>(type)];
+  return static_cast<int>(type) < kDTypeCount ? kNames[static_cast<size_t>(type)] : "unknown type";
 }
 
 // Inverse of name_of; empty when the name is unknown.

@@ -1,5 +1,5 @@
 // Layout of the n-gram tables: which row a window of token ids addresses.
-// Formulas: operators.md 1.3 and 1.4; constants of the presets: models.md 2 to 4. Host only, exact,
+// Formulas: docs/ops/engram.md, contract 1.3 and 1.4. Host only, exact,
 // the same on every machine. Errors: Error{contract} names the attribute, Error{io} the path.
 #pragma once
 

@@ -1,6 +1,6 @@
 // From the ids of a tokenizer to the smaller set of ids that the n-gram hash works on: tokens that
 // differ only in case, accents, compatibility forms or surrounding white space share one id.
-// Formula: operators.md 1.1, models.md 2. Exact, the same on every machine; host only.
+// Formula: docs/ops/engram.md, contract 1.1. Exact, the same on every machine; host only.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ EHC_API Vocabulary read_tokenizer_json(const std::string& path);
 //   text_offsets, raw_offsets    int64[V + 1], from 0, not decreasing, to the number of bytes
 //   table                        int32[V], written; must not overlap the inputs
 // V = 0 is legal and gives 0. Throws Error{contract} naming the tensor and, where there is one, the
-// id; `table` is then unspecified. Allocates a hash table of the keys.
+// id, before anything is written. Allocates a hash table of the keys.
 EHC_API int32_t build_token_map(std::span<const uint8_t> texts,
                                 std::span<const int64_t> text_offsets,
                                 std::span<const uint8_t> raw_tokens,

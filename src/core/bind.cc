@@ -1,112 +1,13 @@
 #include "core/bind.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
+
+#include "core/linear.h"
 
 namespace ehc {
 
 namespace {
-
-// Value of an expression as a*x + b, where x is the one unbound symbol (a = 0: no unbound one).
-struct Linear {
-  int64_t slope = 0;
-  int64_t value = 0;
-  int unknown = -1;
-  bool solvable = true;
-};
-
-// C = (Nmax-1)*Kh and its like: a symbol that follows from others of the same table.
-struct Relation {
-  Symbol result;
-  Expression expression;
-  uint32_t needs;  // the symbols of the expression
-};
-constexpr Relation relation(std::string_view result, std::string_view text) {
-  Relation r{symbol(result), parse::expression(text), 0};
-  for (uint8_t i = 0; i < r.expression.count; ++i) {
-    const ExpressionStep step = r.expression.steps[i];
-    if (step.code == ExpressionStep::variable) r.needs |= 1U << step.value;
-  }
-  return r;
-}
-constexpr Relation kRelations[] = {
-    relation("K", "n*d"),
-    relation("N", "n*n+2*n"),
-    relation("C", "(Nmax-1)*Kh"),
-};
-
-bool multiply(int64_t a, int64_t b, int64_t& out) { return !__builtin_mul_overflow(a, b, &out); }
-bool add(int64_t a, int64_t b, int64_t& out) { return !__builtin_add_overflow(a, b, &out); }
-
-Linear combine(ExpressionStep::Code code, const Linear& a, const Linear& b) {
-  Linear r;
-  r.unknown = a.unknown >= 0 ? a.unknown : b.unknown;
-  r.solvable =
-      a.solvable && b.solvable && (a.unknown < 0 || b.unknown < 0 || a.unknown == b.unknown);
-  bool ok = true;
-  switch (code) {
-    case ExpressionStep::add:
-      ok = add(a.value, b.value, r.value) && add(a.slope, b.slope, r.slope);
-      break;
-    case ExpressionStep::subtract:
-      ok = !__builtin_sub_overflow(a.value, b.value, &r.value) &&
-           !__builtin_sub_overflow(a.slope, b.slope, &r.slope);
-      break;
-    case ExpressionStep::multiply: {
-      int64_t left = 0;
-      int64_t right = 0;
-      ok = multiply(a.value, b.value, r.value) && multiply(a.slope, b.value, left) &&
-           multiply(a.value, b.slope, right) && add(left, right, r.slope);
-      if (a.unknown >= 0 && b.unknown >= 0) r.solvable = false;
-      break;
-    }
-    case ExpressionStep::divide:  // exact, of known values
-      ok = a.unknown < 0 && b.unknown < 0 && b.value != 0 && a.value % b.value == 0;
-      if (ok) r.value = a.value / b.value;
-      break;
-    default:
-      ok = false;
-  }
-  r.solvable = r.solvable && ok;
-  return r;
-}
-
-Linear evaluate(const Expression& e, const SymbolValues& symbols) {
-  Linear stack[9];
-  int top = 0;
-  for (uint8_t i = 0; i < e.count; ++i) {
-    const ExpressionStep step = e.steps[i];
-    if (step.code == ExpressionStep::variable) {
-      Linear& l = stack[top++];
-      l = Linear{};
-      if (symbols.has(step.value)) {
-        l.value = symbols.value[step.value];
-      } else {
-        l.slope = 1;
-        l.unknown = step.value;
-      }
-    } else if (step.code == ExpressionStep::constant) {
-      stack[top] = Linear{};
-      stack[top++].value = step.value;
-    } else {
-      stack[top - 2] = combine(step.code, stack[top - 2], stack[top - 1]);
-      --top;
-    }
-  }
-  return stack[0];
-}
-
-// The x with slope * x + value = wanted, if there is one.
-bool solve(const Linear& l, int64_t wanted, int64_t& x) {
-  int64_t rest = 0;
-  if (!l.solvable || l.slope == 0 || __builtin_sub_overflow(wanted, l.value, &rest) ||
-      (rest == INT64_MIN && l.slope == -1) || rest % l.slope != 0) {
-    return false;
-  }
-  x = rest / l.slope;
-  return true;
-}
 
 std::string shape_text(const int64_t* shape, int rank) {
   std::string out = "[";
@@ -320,7 +221,7 @@ void Binder::set_symbol(size_t index, Symbol s, int64_t value) {
 }
 
 void Binder::apply_relations() {
-  for (const Relation& r : kRelations) {
+  for (const Relation& r : relations()) {
     const uint32_t known = bound_.symbols.bound & schema_.symbols;
     if (bound_.symbols.has(r.result) || (schema_.symbols >> r.result & 1U) == 0) continue;
     if ((known & r.needs) != r.needs) continue;
@@ -376,7 +277,7 @@ bool Binder::bind_tensor(size_t index, bool may_defer) {
       int64_t tokens = 1;
       for (int k = 0; k < bound_.lead_rank; ++k) {
         bound_.lead[k] = t.shape[k];
-        if (!multiply(tokens, t.shape[k], tokens)) mismatch(index);
+        if (__builtin_mul_overflow(tokens, t.shape[k], &tokens)) mismatch(index);
       }
       set_symbol(index, symbol("T"), tokens);
     }
@@ -403,115 +304,6 @@ bool Binder::bind_tensor(size_t index, bool may_defer) {
   }
   if (at != t.rank) mismatch(index);
   return settled;
-}
-
-// The flattened view of a tensor whose leading dimensions stand for T.
-void flatten(const Schema& schema, const TensorSpec& spec, Tensor& t, int lead) {
-  if (lead == 1) return;
-  Tensor flat = t;
-  // With a dimension of 0 strides mean nothing; without one, binding T has shown that no product of
-  // the others overflows.
-  const bool empty = std::any_of(t.shape, t.shape + lead, [](int64_t dim) { return dim == 0; });
-  int64_t tokens = empty ? 0 : 1;
-  int64_t stride = 0;
-  for (int k = lead - 1; k >= 0 && !empty; --k) {
-    if (t.shape[k] != 1) {
-      int64_t expected = 0;
-      if (tokens == 1) {
-        stride = t.stride[k];
-      } else if (!multiply(stride, tokens, expected) || t.stride[k] != expected) {
-        fail_tensor(schema, spec.name, "leading dimensions that flatten to one stride",
-                    "stride " + std::to_string(t.stride[k]) + " at dimension " + std::to_string(k));
-      }
-    }
-    tokens *= t.shape[k];
-  }
-  flat.shape[0] = tokens;
-  flat.stride[0] = stride;
-  flat.rank = static_cast<int8_t>(t.rank - lead + 1);
-  for (int k = 1; k < flat.rank; ++k) {
-    flat.shape[k] = t.shape[k + lead - 1];
-    flat.stride[k] = t.stride[k + lead - 1];
-  }
-  t = flat;
-}
-
-// Bytes [begin, end) that a tensor touches.
-struct Extent {
-  uintptr_t begin;
-  uintptr_t end;
-};
-Extent extent_of(const Tensor& t, int first_axis) {
-  int64_t last = 0;
-  for (int k = first_axis; k < t.rank; ++k) last += (t.shape[k] - 1) * t.stride[k];
-  const auto begin = reinterpret_cast<uintptr_t>(t.data);
-  return {begin, begin + static_cast<uintptr_t>(last + 1) * size_of(t.dtype)};
-}
-
-// For tensors whose extents meet.
-bool share_elements(const Tensor& a, const Tensor& b) {
-  // Interleaved rows of one buffer (a packed kv seen as key and value) do not overlap.
-  if (a.rank == 0 || b.rank == 0) return true;
-  const auto period = static_cast<uintptr_t>(a.stride[0]) * size_of(a.dtype);
-  if (period == 0 || period != static_cast<uintptr_t>(b.stride[0]) * size_of(b.dtype)) return true;
-  const Extent ia = extent_of(a, 1);
-  const Extent ib = extent_of(b, 1);
-  const uintptr_t low = ia.begin < ib.begin ? ia.begin : ib.begin;
-  const uintptr_t at_a = (ia.begin - low) % period;
-  const uintptr_t at_b = (ib.begin - low) % period;
-  const uintptr_t end_a = at_a + (ia.end - ia.begin);
-  const uintptr_t end_b = at_b + (ib.end - ib.begin);
-  return !(end_a <= at_b && end_b <= period) && !(end_b <= at_a && end_a <= period);
-}
-
-bool same_view(const Tensor& a, const Tensor& b) {
-  if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank) return false;
-  for (int k = 0; k < a.rank; ++k) {
-    if (a.shape[k] != b.shape[k] || (a.shape[k] > 1 && a.stride[k] != b.stride[k])) return false;
-  }
-  return true;
-}
-
-void check_strides(const Schema& schema, const TensorSpec& spec, const Tensor& t) {
-  // Texts are made on failure only; `k` < 0: without the dimension.
-  const auto bad = [&](const char* expected, const char* prefix, int64_t stride, int k) {
-    fail_tensor(
-        schema, spec.name, expected,
-        prefix + std::to_string(stride) + (k < 0 ? "" : " at dimension " + std::to_string(k)));
-  };
-  int64_t extent = 1;
-  int64_t last = 0;
-  for (int k = t.rank - 1; k >= 0; --k) {
-    int64_t span = 0;
-    if (t.stride[k] < 0) bad("strides >= 0", "", t.stride[k], k);
-    if (!multiply(t.shape[k] - 1, t.stride[k], span) || !add(last, span, last) ||
-        last > INT64_MAX / 16) {
-      bad("an extent below 2^59 elements", "stride ", t.stride[k], k);
-    }
-    if (t.shape[k] == 1) continue;
-    if (k == t.rank - 1 && t.stride[k] != 1) {
-      bad("stride 1 in the last dimension", "", t.stride[k], -1);
-    }
-    if (!spec.is_packed) continue;
-    if (t.stride[k] != extent) bad("a contiguous tensor", "stride ", t.stride[k], k);
-    extent *= t.shape[k];
-  }
-  if (!spec.is_output) return;
-  // Elements of an output must be distinct: each axis, by ascending stride, steps over the last.
-  bool used[kMaxRank] = {};
-  int64_t reach = 1;
-  for (int step = 0; step < t.rank; ++step) {
-    int next = -1;
-    for (int k = 0; k < t.rank; ++k) {
-      if (!used[k] && t.shape[k] > 1 && (next < 0 || t.stride[k] < t.stride[next])) next = k;
-    }
-    if (next < 0) break;
-    used[next] = true;
-    if (t.stride[next] < reach) {
-      bad("an output without overlapping elements", "stride ", t.stride[next], next);
-    }
-    reach = (t.shape[next] - 1) * t.stride[next] + reach;
-  }
 }
 
 }  // namespace
@@ -600,63 +392,6 @@ void check_outputs(const Schema& schema, const Arguments& args, Bound& bound) {
                   describe(t));
     }
     b.bind_tensor(i, false);
-  }
-}
-
-void check_layout(const Schema& schema, const Arguments& args, const Bound& bound, Device device,
-                  int device_index) {
-  struct Live {
-    size_t index;
-    const Tensor* tensor;
-    Extent extent;
-    bool is_output;
-  };
-  Live live[kMaxTensors];
-  size_t count = 0;
-  for (size_t i = 0; i < schema.tensors.size(); ++i) {
-    const TensorSpec& spec = schema.tensors[i];
-    Tensor& t = spec.access(args.params);
-    if (!t.present()) continue;
-    if (t.device != device || (device == Device::cuda && t.device_index != device_index)) {
-      const auto name = [](Device d, int index) {
-        return d == Device::cpu ? std::string("cpu") : "cuda:" + std::to_string(index);
-      };
-      fail_tensor(schema, spec.name, "memory on " + name(device, device_index),
-                  name(t.device, t.device_index));
-    }
-    if (spec.shape.leads_with_tokens() && schema.flattens)
-      flatten(schema, spec, t, bound.lead_rank);
-    if (t.numel() == 0) continue;
-    if (t.data == nullptr) fail_tensor(schema, spec.name, "a pointer to data", "null");
-    if ((reinterpret_cast<uintptr_t>(t.data) & (size_of(t.dtype) - 1)) != 0) {
-      fail_tensor(schema, spec.name,
-                  "an address that is a multiple of " + std::to_string(size_of(t.dtype)),
-                  "address mod " + std::to_string(size_of(t.dtype)) + " = " +
-                      std::to_string(reinterpret_cast<uintptr_t>(t.data) % size_of(t.dtype)));
-    }
-    check_strides(schema, spec, t);
-    Live& entry = live[count++];  // field by field: a copied aggregate stalls on its own stores
-    entry.index = i;
-    entry.tensor = &t;
-    entry.extent = extent_of(t, 0);
-    entry.is_output = spec.is_output;
-  }
-  for (size_t i = 0; i < count; ++i) {
-    const Live& out = live[i];
-    if (!out.is_output) continue;
-    for (size_t k = 0; k < count; ++k) {
-      const Live& other = live[k];
-      if (out.extent.end <= other.extent.begin || other.extent.end <= out.extent.begin) continue;
-      if (other.is_output && k <= i) continue;  // outputs pair up once
-      if (!share_elements(*out.tensor, *other.tensor)) continue;
-      const TensorSpec& spec = schema.tensors[out.index];
-      const bool allowed = spec.alias_index == static_cast<int>(other.index);
-      if (allowed && same_view(*out.tensor, *other.tensor)) continue;
-      fail_tensor(schema, spec.name,
-                  "memory apart from '" + std::string(schema.tensors[other.index].name) + "'" +
-                      (allowed ? " or exactly the same view" : ""),
-                  "overlapping memory");
-    }
   }
 }
 

@@ -36,6 +36,10 @@ Context Context::cpu(std::shared_ptr<Executor> executor) {
   if (executor == nullptr) {
     throw Error(ErrorKind::contract, "context: executor: expected a pool, got null");
   }
+  if (executor->concurrency() < 1) {
+    throw Error(ErrorKind::contract, "context: executor: expected a concurrency >= 1, got " +
+                                         std::to_string(executor->concurrency()));
+  }
   Context context;
   context.executor_ = std::move(executor);
   context.log_ = default_log();

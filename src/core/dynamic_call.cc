@@ -181,7 +181,20 @@ void DynamicCall::set_attribute_text(std::string_view name, std::string_view tex
   store(index, value);
 }
 
+// Backward reads the input that an in-place call overwrites. Views cannot tell: there may be none
+// (T = 0, an absent output), so the flags are asked.
+void DynamicCall::check_flags() const {
+  const auto set = [&](std::string_view name) {
+    const int index = schema().attribute_index(name);
+    return index >= 0 && call_values_[static_cast<size_t>(index)].integer != 0;
+  };
+  if (set("inplace") && set("save")) {
+    fail_attribute(schema(), "inplace", "false when 'save' is true", "true");
+  }
+}
+
 std::vector<Tensor> DynamicCall::outputs() {
+  check_flags();
   const Bound bound = bind_inputs(schema(), arguments(), op_.derive);
   std::vector<Tensor> made(schema().tensors.size());
   for (size_t i = 0; i < made.size(); ++i) {
@@ -203,16 +216,19 @@ std::vector<std::pair<size_t, size_t>> DynamicCall::shared_memory() const {
 }
 
 void DynamicCall::check(Device device, int device_index) {
+  check_flags();
   ParameterStorage params = params_;
   check_call(op_, {params.data(), call_values_.data()}, device, device_index);
 }
 
 void DynamicCall::run(Context& context) {
+  check_flags();
   ParameterStorage params = params_;
   invoke(op_, context, {params.data(), call_values_.data()});
 }
 
 size_t DynamicCall::workspace_bytes(const Context& context) {
+  check_flags();
   ParameterStorage params = params_;
   return ehc::workspace_bytes(op_, context, {params.data(), call_values_.data()});
 }

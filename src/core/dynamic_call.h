@@ -76,6 +76,7 @@ class DynamicCall {
   void set_tensor(std::string_view name, const Tensor& tensor, bool output);
   const AttributeSpec& spec(std::string_view name, size_t& index) const;
   void store(size_t index, AttributeValue value);
+  void check_flags() const;
   const Operator& op_;
   // The struct as the caller sees it; a run works on a copy, since checks flatten tensors.
   ParameterStorage params_;

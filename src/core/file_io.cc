@@ -103,7 +103,7 @@ AlignedBuffer::AlignedBuffer(uint64_t bytes) {
     data_.reset(static_cast<std::byte*>(std::aligned_alloc(kDataAlignment, padded)));
   }
   if (!data_) {
-    throw Error(ErrorKind::internal, "cannot allocate " + std::to_string(bytes) + " bytes");
+    throw Error(ErrorKind::internal, "memory: cannot allocate " + std::to_string(bytes) + " bytes");
   }
 }
 

@@ -23,8 +23,7 @@ Buffer::Buffer(const Context& context, size_t bytes)
     data_ = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
   }
   if (data_ == nullptr) {
-    throw Error(ErrorKind::internal,
-                "memory: " + std::to_string(bytes) + " bytes are not to be had");
+    throw Error(ErrorKind::internal, "memory: cannot allocate " + std::to_string(bytes) + " bytes");
   }
 }
 

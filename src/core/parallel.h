@@ -1,4 +1,4 @@
-// parallel_for over the threads of a context.
+// The ways to split work over the threads of a context.
 #pragma once
 
 #include <algorithm>
@@ -7,21 +7,39 @@
 
 namespace ehc {
 
-// Calls body(begin, end) over [0, count), in pieces of at least `grain`. Pieces depend on the
-// number of threads, so a body must give the same bits for any pieces: sums that cross them are
-// split by shape instead (see parallel_chunks).
+// A cut of [0, total) into one piece per thread, known before anything runs, so that each piece can
+// have scratch of its own. No bit of a result may depend on the cut: sums that cross it are split
+// by shape instead (see parallel_chunks).
+struct Pieces {
+  int64_t total;
+  int64_t count;
+
+  // At most one piece per thread of the context, each of at least `grain`.
+  Pieces(const Context& context, int64_t total_count, int64_t grain)
+      : total(total_count),
+        count(std::clamp<int64_t>(total / grain, 1, context.executor().concurrency())) {}
+
+  [[nodiscard]] int64_t longest() const { return (total + count - 1) / count; }
+
+  // Calls body(piece, begin, end) for all pieces; nothing when there is nothing to cut.
+  template <class Body>
+  void run(Context& context, const Body& body) const {
+    if (total <= 0) return;
+    const auto piece = [&](int64_t p) { body(p, total * p / count, total * (p + 1) / count); };
+    if (count == 1) {
+      piece(0);
+    } else {
+      context.executor().run(count, piece);
+    }
+  }
+};
+
+// Calls body(begin, end) over [0, count), cut into Pieces of at least `grain` >= 1.
 template <class Body>
 void parallel_for(Context& context, int64_t count, int64_t grain, const Body& body) {
-  if (count <= 0) return;
-  Executor& executor = context.executor();
-  const int64_t most = std::max<int64_t>(1, count / std::max<int64_t>(1, grain));
-  const int64_t pieces = std::min<int64_t>(executor.concurrency(), most);
-  if (pieces == 1) {
-    body(int64_t{0}, count);
-    return;
-  }
-  executor.run(pieces,
-               [&](int64_t piece) { body(count * piece / pieces, count * (piece + 1) / pieces); });
+  Pieces(context, count, grain).run(context, [&](int64_t, int64_t begin, int64_t end) {
+    body(begin, end);
+  });
 }
 
 // Calls body(chunk, begin, end) for chunks of exactly `size` (the last may be shorter), whatever

@@ -8,7 +8,7 @@
 
 namespace ehc {
 
-// In the order of op-protocol's tables: the order of the ehc_operator() lines, then of each file.
+// In the order of the ehc_operator() lines, then of each file.
 std::span<const Operator* const> all_operators();
 // Null when the name is unknown.
 const Operator* find_operator(std::string_view name);

@@ -22,7 +22,9 @@ using DTypeSet = uint16_t;  // bit i: static_cast<DType>(i)
 constexpr DTypeSet set_of(DType type) {
   return static_cast<DTypeSet>(1U << static_cast<unsigned>(type));
 }
-constexpr bool contains(DTypeSet set, DType type) { return (set & set_of(type)) != 0; }
+constexpr bool contains(DTypeSet set, DType type) {
+  return static_cast<int>(type) < kDTypeCount && (set & set_of(type)) != 0;
+}
 
 inline constexpr DTypeSet kActivationTypes =
     set_of(DType::f32) | set_of(DType::f16) | set_of(DType::bf16);

@@ -85,9 +85,11 @@ HashLayout HashLayout::make(const HashLayoutConfig& config, DType index_dtype) {
   check_range("row_width", config.row_width, 1);
   check_range("pad_id", config.pad_id, 0);
   check_range("reset_id", config.reset_id, -1);
-  if (std::set(config.layer_ids.begin(), config.layer_ids.end()).size() !=
-      config.layer_ids.size()) {
-    throw Error(ErrorKind::contract, "attribute 'layer_ids': expected distinct layers");
+  std::set<int64_t> seen;
+  for (const int64_t id : config.layer_ids) {
+    if (seen.insert(id).second) continue;
+    throw Error(ErrorKind::contract, "attribute 'layer_ids': expected distinct layers, got " +
+                                         std::to_string(id) + " twice");
   }
   HashLayout layout;
   layout.config_ = config;

@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
-#include "ehc/tensor.h"
 #include "core/file_io.h"
+#include "ehc/tensor.h"
 
 namespace ehc::tables {
 

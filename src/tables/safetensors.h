@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ehc/tensor.h"
 #include "core/file_io.h"
+#include "ehc/tensor.h"
 
 namespace ehc::tables {
 

@@ -17,7 +17,6 @@
 #include <limits>
 
 #include "core/file_io.h"
-#include "ehc/error.h"
 #include "ehc/text.h"
 #include "text/normalize.h"
 #include "text/tokenizer_json.h"
@@ -42,10 +41,6 @@ constexpr std::array<char, 8> kMagic = {'E', 'H', 'C', '-', 'T', 'M', 'A', 'P'};
 constexpr uint32_t kFormatVersion = 1;
 constexpr size_t kMaxMapBytes = size_t{1} << 34;  // 2^31 ids and a little
 
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
-  throw Error(ErrorKind::io, path + ": " + what);
-}
-
 uint64_t xxh64(std::string_view bytes) { return XXH64(bytes.data(), bytes.size(), 0); }
 
 std::array<char, 40> padded_table_version() {
@@ -60,15 +55,15 @@ void check_table(const std::string& path, std::span<const int32_t> table, uint32
   int64_t seen = 0;
   for (size_t id = 0; id < table.size(); ++id) {
     if (table[id] < 0 || table[id] > seen || table[id] >= static_cast<int64_t>(compressed)) {
-      refuse(path, "expected id " + std::to_string(id) + " to map to 0.." +
-                       std::to_string(std::min<int64_t>(seen, int64_t{compressed} - 1)) + ", got " +
-                       std::to_string(table[id]));
+      throw_io(path, "expected id " + std::to_string(id) + " to map to 0.." +
+                         std::to_string(std::min<int64_t>(seen, int64_t{compressed} - 1)) +
+                         ", got " + std::to_string(table[id]));
     }
     seen += table[id] == seen ? 1 : 0;
   }
   if (seen != static_cast<int64_t>(compressed)) {
-    refuse(path, "expected " + std::to_string(compressed) + " distinct compressed ids, got " +
-                     std::to_string(seen));
+    throw_io(path, "expected " + std::to_string(compressed) + " distinct compressed ids, got " +
+                       std::to_string(seen));
   }
 }
 
@@ -93,32 +88,32 @@ TokenMap TokenMap::load(const std::string& path) {
   const std::string file = read_file(path, kMaxMapBytes);
   Header header;
   if (file.size() < sizeof(Header) || std::memcmp(file.data(), kMagic.data(), kMagic.size()) != 0) {
-    refuse(path, "not a token map file");
+    throw_io(path, "not a token map file");
   }
   std::memcpy(&header, file.data(), sizeof(Header));
   if (header.format_version != kFormatVersion) {
-    refuse(path, "expected format version " + std::to_string(kFormatVersion) + ", got " +
-                     std::to_string(header.format_version));
+    throw_io(path, "expected format version " + std::to_string(kFormatVersion) + ", got " +
+                       std::to_string(header.format_version));
   }
   if (header.vocab > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
-    refuse(path, "expected at most 2147483647 ids, got " + std::to_string(header.vocab));
+    throw_io(path, "expected at most 2147483647 ids, got " + std::to_string(header.vocab));
   }
   const size_t table_bytes = static_cast<size_t>(header.vocab) * sizeof(int32_t);
   const size_t expected_bytes = sizeof(Header) + table_bytes + sizeof(uint64_t);
   if (file.size() != expected_bytes) {
-    refuse(path, std::string(file.size() < expected_bytes ? "truncated" : "trailing bytes") +
-                     ": expected " + std::to_string(expected_bytes) + " bytes for " +
-                     std::to_string(header.vocab) + " ids, got " + std::to_string(file.size()));
+    throw_io(path, std::string(file.size() < expected_bytes ? "truncated" : "trailing bytes") +
+                       ": expected " + std::to_string(expected_bytes) + " bytes for " +
+                       std::to_string(header.vocab) + " ids, got " + std::to_string(file.size()));
   }
   uint64_t checksum = 0;
   std::memcpy(&checksum, file.data() + sizeof(Header) + table_bytes, sizeof(checksum));
   if (checksum != xxh64(std::string_view(file).substr(0, sizeof(Header) + table_bytes))) {
-    refuse(path, "checksum does not match the contents: the file is damaged");
+    throw_io(path, "checksum does not match the contents: the file is damaged");
   }
   if (header.table_version != padded_table_version()) {
     header.table_version.back() = '\0';
-    refuse(path, "expected Unicode tables '" + std::string(unicode_table_version()) + "', got '" +
-                     header.table_version.data() + "': build the map again");
+    throw_io(path, "expected Unicode tables '" + std::string(unicode_table_version()) + "', got '" +
+                       header.table_version.data() + "': build the map again");
   }
 
   TokenMap map;
@@ -145,13 +140,13 @@ void TokenMap::save(const std::string& path) const {
 void TokenMap::verify(const std::string& tokenizer_json) const {
   const TokenMap fresh = build(tokenizer_json);
   if (fresh.source_bytes_ != source_bytes_ || fresh.source_hash_ != source_hash_) {
-    refuse(tokenizer_json, "the map was built from another file: expected " +
-                               std::to_string(source_bytes_) + " bytes, got " +
-                               std::to_string(fresh.source_bytes_) +
-                               (fresh.source_bytes_ == source_bytes_ ? " with another hash" : ""));
+    throw_io(tokenizer_json,
+             "the map was built from another file: expected " + std::to_string(source_bytes_) +
+                 " bytes, got " + std::to_string(fresh.source_bytes_) +
+                 (fresh.source_bytes_ == source_bytes_ ? " with another hash" : ""));
   }
   if (fresh.table_ != table_) {
-    refuse(tokenizer_json, "the map differs from the one this file gives: build it again");
+    throw_io(tokenizer_json, "the map differs from the one this file gives: build it again");
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ehc/text.h"
 #include "text/utf8.h"
 
 namespace ehc::text {

@@ -10,7 +10,4 @@ namespace ehc::text {
 // Unicode 9.0 decompositions and marks, lowercase per code point; one space alone survives.
 void normalize_into(std::string_view text, std::string& out);
 
-// Version of the compiled-in Unicode tables; map files carry it.
-std::string_view unicode_table_version();
-
 }  // namespace ehc::text

@@ -1,6 +1,9 @@
 // engram.token_map: one pass over the ids, one hash table from key to compressed id.
+#include "text/token_map.h"
+
 #include <cstddef>
 #include <limits>
+#include <string>
 #include <unordered_map>
 
 #include "ehc/error.h"
@@ -15,50 +18,10 @@ namespace {
   throw Error(ErrorKind::contract, "engram.token_map: " + what);
 }
 
-// Strings of one tensor pair, checked once so that every later access is in bounds.
-class Strings {
- public:
-  Strings(const char* bytes_name, std::span<const uint8_t> bytes, std::span<const int64_t> offsets)
-      : bytes_name_(bytes_name),
-        bytes_(reinterpret_cast<const char*>(bytes.data()), bytes.size()),
-        offsets_(offsets) {}
-
-  // A string that is not UTF-8 has no place in a vocabulary and is refused by id.
-  std::string_view utf8(size_t id) const {
-    const auto begin = static_cast<size_t>(offsets_[id]);
-    const std::string_view string =
-        bytes_.substr(begin, static_cast<size_t>(offsets_[id + 1]) - begin);
-    const size_t position = find_invalid_utf8(string);
-    if (position != std::string_view::npos) {
-      fail(std::string("tensor '") + bytes_name_ +
-           "': expected UTF-8, got an invalid sequence at byte " + std::to_string(position) +
-           " of id " + std::to_string(id));
-    }
-    return string;
-  }
-
-  void check_offsets(const char* offsets_name) const {
-    const std::string tensor = std::string("tensor '") + offsets_name + "': expected ";
-    if (offsets_.front() != 0) {
-      fail(tensor + "a first value of 0, got " + std::to_string(offsets_.front()));
-    }
-    for (size_t i = 1; i < offsets_.size(); ++i) {
-      if (offsets_[i] < offsets_[i - 1]) {
-        fail(tensor + "values that do not decrease, got " + std::to_string(offsets_[i]) +
-             " after " + std::to_string(offsets_[i - 1]) + " at index " + std::to_string(i));
-      }
-    }
-    if (static_cast<uint64_t>(offsets_.back()) != bytes_.size()) {
-      fail(tensor + "a last value of " + std::to_string(bytes_.size()) + " (the size of '" +
-           bytes_name_ + "'), got " + std::to_string(offsets_.back()));
-    }
-  }
-
- private:
-  const char* bytes_name_;
-  std::string_view bytes_;
-  std::span<const int64_t> offsets_;
-};
+std::string_view string_at(const TokenStrings& strings, size_t id) {
+  const auto begin = static_cast<size_t>(strings.offsets[id]);
+  return strings.bytes.substr(begin, static_cast<size_t>(strings.offsets[id + 1]) - begin);
+}
 
 struct KeyHash {
   using is_transparent = void;
@@ -79,33 +42,39 @@ std::string normalize(std::string_view text) {
   return normalized;
 }
 
-int32_t build_token_map(std::span<const uint8_t> texts, std::span<const int64_t> text_offsets,
-                        std::span<const uint8_t> raw_tokens, std::span<const int64_t> raw_offsets,
-                        std::span<int32_t> table) {
-  const size_t vocab = table.size();
-  if (vocab > std::numeric_limits<int32_t>::max()) {
-    fail("tensor 'table': expected at most 2147483647 ids, got " + std::to_string(vocab));
-  }
-  const auto check_length = [&](const char* name, std::span<const int64_t> offsets) {
-    if (offsets.size() != vocab + 1) {
-      fail(std::string("tensor '") + name + "': expected I64[" + std::to_string(vocab + 1) +
-           "], got I64[" + std::to_string(offsets.size()) + "]");
-    }
+void check_token_strings(const TokenStrings& strings, const char* bytes_name,
+                         const char* offsets_name) {
+  const std::span<const int64_t> offsets = strings.offsets;
+  const auto refuse = [&](const std::string& expected, size_t at) {
+    fail(std::string("tensor '") + offsets_name + "': expected " + expected + ", got " +
+         std::to_string(offsets[at]) + " at position " + std::to_string(at));
   };
-  check_length("text_offsets", text_offsets);
-  check_length("raw_offsets", raw_offsets);
-  const Strings text_strings("texts", texts, text_offsets);
-  const Strings raw_strings("raw_tokens", raw_tokens, raw_offsets);
-  text_strings.check_offsets("text_offsets");
-  raw_strings.check_offsets("raw_offsets");
+  if (offsets.front() != 0) refuse("a first element 0", 0);
+  for (size_t i = 1; i < offsets.size(); ++i) {
+    if (offsets[i] < offsets[i - 1]) refuse("elements that do not decrease", i);
+  }
+  if (static_cast<uint64_t>(offsets.back()) != strings.bytes.size()) {
+    refuse("a last element " + std::to_string(strings.bytes.size()) + ", the size of '" +
+               bytes_name + "'",
+           offsets.size() - 1);
+  }
+  for (size_t id = 0; id + 1 < offsets.size(); ++id) {
+    const size_t at = find_invalid_utf8(string_at(strings, id));
+    if (at == std::string_view::npos) continue;
+    fail(std::string("tensor '") + bytes_name +
+         "': expected UTF-8, got an invalid sequence at byte " + std::to_string(at) + " of id " +
+         std::to_string(id));
+  }
+}
 
+int32_t map_tokens(const TokenStrings& texts, const TokenStrings& raw_tokens,
+                   std::span<int32_t> table) {
   std::unordered_map<std::string, int32_t, KeyHash, std::equal_to<>> ids_of_keys;
-  ids_of_keys.reserve(vocab);
+  ids_of_keys.reserve(table.size());
   std::string normalized;
-  for (size_t id = 0; id < vocab; ++id) {
-    const std::string_view text = text_strings.utf8(id);
-    const std::string_view raw = raw_strings.utf8(id);
-    std::string_view key = raw;
+  for (size_t id = 0; id < table.size(); ++id) {
+    const std::string_view text = string_at(texts, id);
+    std::string_view key = string_at(raw_tokens, id);
     if (text.find(kReplacementCharacter) == std::string_view::npos) {
       normalize_into(text, normalized);
       key = normalized.empty() ? text : std::string_view(normalized);
@@ -117,6 +86,28 @@ int32_t build_token_map(std::span<const uint8_t> texts, std::span<const int64_t>
     table[id] = entry->second;
   }
   return static_cast<int32_t>(ids_of_keys.size());
+}
+
+int32_t build_token_map(std::span<const uint8_t> texts, std::span<const int64_t> text_offsets,
+                        std::span<const uint8_t> raw_tokens, std::span<const int64_t> raw_offsets,
+                        std::span<int32_t> table) {
+  const size_t vocab = table.size();
+  if (vocab > std::numeric_limits<int32_t>::max()) {
+    fail("tensor 'table': expected at most 2147483647 ids, got " + std::to_string(vocab));
+  }
+  const auto strings = [&](const char* bytes_name, std::span<const uint8_t> bytes,
+                           const char* offsets_name, std::span<const int64_t> offsets) {
+    if (offsets.size() != vocab + 1) {
+      fail(std::string("tensor '") + offsets_name + "': expected I64[" + std::to_string(vocab + 1) +
+           "], got I64[" + std::to_string(offsets.size()) + "]");
+    }
+    const TokenStrings all = {{reinterpret_cast<const char*>(bytes.data()), bytes.size()}, offsets};
+    check_token_strings(all, bytes_name, offsets_name);
+    return all;
+  };
+  const TokenStrings text_strings = strings("texts", texts, "text_offsets", text_offsets);
+  const TokenStrings raw_strings = strings("raw_tokens", raw_tokens, "raw_offsets", raw_offsets);
+  return map_tokens(text_strings, raw_strings, table);
 }
 
 }  // namespace ehc::text

@@ -55,9 +55,7 @@ class TokenizerSax final {
     return std::string_view(strings).substr(token.begin, token.length);
   }
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw Error(ErrorKind::io, path_ + ": " + what);
-  }
+  [[noreturn]] void fail(const std::string& what) const { throw_io(path_, what); }
 
   // The interface of the SAX parser.
   bool key(std::string& name) {

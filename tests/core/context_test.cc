@@ -29,6 +29,21 @@ TEST(Context, CpuThreads) {
   EXPECT_THROW((void)Context::cpu(std::shared_ptr<Executor>()), Error);
 }
 
+// Without a thread nothing would run, and outputs would silently stay as they were.
+TEST(Context, AnExecutorHasAtLeastOneThread) {
+  struct NoThread final : Executor {
+    int concurrency() const override { return 0; }
+    void run(int64_t, const std::function<void(int64_t)>&) override {}
+  };
+  try {
+    (void)Context::cpu(std::make_shared<NoThread>());
+    FAIL() << "a context without a thread";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::contract);
+    EXPECT_STREQ(e.what(), "context: executor: expected a concurrency >= 1, got 0");
+  }
+}
+
 TEST(Context, CopiesShareThreads) {
   Context context = Context::cpu(2);
   Context copy = context;

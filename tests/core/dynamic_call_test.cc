@@ -136,6 +136,16 @@ TEST_F(ByName, InPlaceSharesTheAliasedInput) {
   EXPECT_EQ(pairs[0].second, x_index);
 }
 
+TEST_F(ByName, InPlaceExcludesSaving) {
+  set_required();
+  call.set_attribute("inplace", true);
+  call.set_attribute("save", true);
+  const std::string refused =
+      "toy: attribute 'inplace': expected false when 'save' is true, got true";
+  EXPECT_EQ(message_of([&] { call.outputs(); }), refused);
+  EXPECT_EQ(message_of([&] { call.check(Device::cpu, 0); }), refused);
+}
+
 TEST_F(ByName, RunsAndLeavesTheCallAsItWas) {
   set_required();
   std::vector<float> out(24);

@@ -72,6 +72,9 @@ TEST_F(FrontDoor, Dtypes) {
   EXPECT_EQ(check(), "toy: tensor 'x': expected F32/F16/BF16[T,n,d], got I32[3,2,4]");
   p.x.dtype = DType::bf16;
   EXPECT_EQ(check(), "toy: tensor 'both': expected BF16[3,3,4], got F32[3,3,4]");
+  // Bit 33 of a set is not bit 1, that of F32.
+  p.x.dtype = static_cast<DType>(32 + static_cast<int>(DType::f32));
+  EXPECT_EQ(check(), "toy: tensor 'x': expected F32/F16/BF16[T,n,d], got unknown type[3,2,4]");
 }
 
 TEST_F(FrontDoor, ShapesAndRanks) {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cli/case_inputs.h"
+#include "core/linear.h"
 
 namespace ehc {
 namespace {
@@ -11,6 +11,12 @@ SymbolValues values(std::initializer_list<std::pair<std::string_view, int64_t>> 
   SymbolValues v;
   for (const auto& [name, value] : list) v.set(symbol(name), value);
   return v;
+}
+
+// -1: none.
+int64_t value_of(std::string_view text, const SymbolValues& symbols) {
+  const Linear v = evaluate(parse::expression(text), symbols);
+  return v.solvable && v.unknown < 0 ? v.value : -1;
 }
 
 // Parsing happens at compile time in operator tables.
@@ -23,22 +29,33 @@ static_assert(parse::expression("G?").optional_axis && parse::expression("G?").i
 
 TEST(ShapeExpression, EvaluatesWithTheUsualPrecedence) {
   const SymbolValues v = values({{"n", 4}, {"w", 5}, {"dilation", 3}, {"hd", 64}, {"group", 32}});
-  using cli::evaluate;
-  EXPECT_EQ(evaluate(parse::expression("n+1"), v), 5);
-  EXPECT_EQ(evaluate(parse::expression("n*n+2*n"), v), 24);
-  EXPECT_EQ(evaluate(parse::expression("(w-1)*dilation"), v), 12);
-  EXPECT_EQ(evaluate(parse::expression("w-1*dilation"), v), 2);
-  EXPECT_EQ(evaluate(parse::expression("w-1-1"), v), 3) << "left to right";
-  EXPECT_EQ(evaluate(parse::expression("hd/group"), v), 2);
-  EXPECT_EQ(evaluate(parse::expression("3"), v), 3);
+  EXPECT_EQ(value_of("n+1", v), 5);
+  EXPECT_EQ(value_of("n*n+2*n", v), 24);
+  EXPECT_EQ(value_of("(w-1)*dilation", v), 12);
+  EXPECT_EQ(value_of("w-1*dilation", v), 2);
+  EXPECT_EQ(value_of("w-1-1", v), 3) << "left to right";
+  EXPECT_EQ(value_of("hd/group", v), 2);
+  EXPECT_EQ(value_of("3", v), 3);
 }
 
 TEST(ShapeExpression, SaysWhenThereIsNoValue) {
-  using cli::evaluate;
-  EXPECT_EQ(evaluate(parse::expression("n+1"), {}), -1);
-  EXPECT_EQ(evaluate(parse::expression("hd/group"), values({{"hd", 33}, {"group", 32}})), -1);
-  EXPECT_EQ(evaluate(parse::expression("hd/group"), values({{"hd", 33}, {"group", 0}})), -1);
-  EXPECT_EQ(evaluate(parse::expression("n*d"), values({{"n", INT64_MAX}, {"d", 2}})), -1);
+  EXPECT_EQ(value_of("n+1", {}), -1);
+  EXPECT_EQ(value_of("hd/group", values({{"hd", 33}, {"group", 32}})), -1);
+  EXPECT_EQ(value_of("hd/group", values({{"hd", 33}, {"group", 0}})), -1);
+  EXPECT_EQ(value_of("n*d", values({{"n", INT64_MAX}, {"d", 2}})), -1);
+}
+
+TEST(ShapeExpression, IsSolvedForItsOneUnknown) {
+  const SymbolValues v = values({{"dilation", 3}});
+  const auto solution = [&](std::string_view text, int64_t wanted) {
+    int64_t x = -1;
+    return solve(evaluate(parse::expression(text), v), wanted, x) ? x : -1;
+  };
+  EXPECT_EQ(solution("n+1", 5), 4);
+  EXPECT_EQ(solution("(w-1)*dilation", 9), 4);
+  EXPECT_EQ(solution("(w-1)*dilation", 10), -1) << "no integer";
+  EXPECT_EQ(solution("n*n+2*n", 24), -1) << "not linear";
+  EXPECT_EQ(solution("n*d", 24), -1) << "two unknowns";
 }
 
 TEST(ShapeExpression, MalformedTextThrows) {

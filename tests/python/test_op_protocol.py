@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import subprocess
 
 import numpy as np
 import pytest
@@ -312,6 +313,12 @@ VIOLATIONS |= {
         [*GATE, "--set", "save=true", "--set", "inplace=true"],
         ["inplace"],
     ),
+    "save with inplace, without an output to share": (
+        "engram.gate_fwd",
+        gate_inputs(),
+        [*GATE, "--set", "save=true", "--set", "inplace=true", "--set", "mode=stats"],
+        ["inplace"],
+    ),
     "both kinds of kv": (
         "engram.gate_fwd",
         gate_inputs(key=encode(np.ones((1, 2, 3)), "F32"), value=encode(np.ones((1, 3)), "F32")),
@@ -609,6 +616,63 @@ def test_metadata_that_is_no_call(ehc, tmp_path, text):
     assert result.returncode in (3, 4)
     refusal(result, result.returncode)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"op": %s}',
+        '{"set": %s}',
+        '{"set": {"layers": %s}}',
+        '{"set": {"sizes": [%s]}}',
+        '{"set": {"sizes": [{"a": %s}]}}',
+        '{"%%": %s}',
+    ],
+)
+def test_nested_metadata(ehc, tmp_path, text):
+    depth = 200_000
+    result = primes_of(ehc, tmp_path, metadata=text % ("[" * depth + "]" * depth))
+    assert len(violation(result, "engram.primes")) < 1000
+
+
+def test_nested_tolerance(ehc, tmp_path):
+    for text in ('{"tolerance": %s}', '{"tolerance": {"weight_fused": %s}}'):
+        save(tmp_path / "in", WEIGHTS, {"ehc": text % ("[" * 200_000 + "]" * 200_000)})
+        result = ehc.run("op", "engram.fused_weight", "--in", tmp_path / "in", "--check")
+        violation(result, "engram.fused_weight", "tolerance")
+
+
+# --- streams and limits -------------------------------------------------------------------------
+
+
+def shell(ehc, line, *arguments):
+    command = ["bash", "-c", line, "bash", ehc.path, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("stream", ["2>&-", "2>/dev/full"])
+def test_error_that_cannot_be_told(ehc, stream):
+    assert shell(ehc, f'"$1" op engram.nothing --out none {stream}').returncode == 2
+
+
+@pytest.mark.parametrize("stream", [">&-", ">/dev/full"])
+def test_result_that_cannot_be_printed(ehc, tmp_path, stream):
+    refusal(shell(ehc, f'"$1" op --list {stream}'), 4, "standard output")
+    refusal(shell(ehc, f'"$1" op --list --json {stream}'), 4)
+    save(tmp_path / "in", WEIGHTS)
+    before = snapshot(tmp_path)
+    line = f'"$1" op engram.fused_weight --in "$2" --check --out "$3" {stream}'
+    refusal(shell(ehc, line, tmp_path / "in", tmp_path / "out"), 4, "standard output")
+    assert snapshot(tmp_path) == before
+
+
+def test_file_size_limit_leaves_nothing(ehc, tmp_path):
+    save(tmp_path / "in", {name: encode(np.ones((2, 5000)), "F32") for name in WEIGHTS})
+    before = snapshot(tmp_path)
+    line = 'ulimit -f 8; "$1" op engram.fused_weight --in "$2" --out "$3"'
+    target = tmp_path / "out"
+    refusal(shell(ehc, line, tmp_path / "in", target), 4, str(target))
+    assert snapshot(tmp_path) == before
 
 
 def test_input_file_without_tensors_may_be_left_out(ehc, tmp_path):

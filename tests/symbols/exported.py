@@ -2,7 +2,8 @@
 """Compares what libehc.so exports with exported.txt; `--update` rewrites the list.
 
 Weak symbols (vtables, typeinfo) may be missing, since a compiler emits them as it needs them, but
-never more than the list has. No symbol outside `ehc_*` and `ehc::` is ever allowed.
+never more than the list has. No symbol outside `ehc_*` and `ehc::` is ever allowed, and every
+function that a public header declares EHC_API is there.
 """
 import argparse
 import pathlib
@@ -11,6 +12,7 @@ import subprocess
 import sys
 
 LIST = pathlib.Path(__file__).with_name("exported.txt")
+HEADERS = LIST.parents[2] / "include" / "ehc"
 ALLOWED = re.compile(r"(?:vtable for |typeinfo for |typeinfo name for )?ehc(?:::|_)")
 
 
@@ -25,6 +27,13 @@ def exported(library):
     return strong, weak
 
 
+def declared():
+    """Names of the functions that the public headers promise."""
+    text = "\n".join(header.read_text() for header in HEADERS.rglob("*.h")
+                     if header.name != "export.h")
+    return set(re.findall(r"\bEHC_API\s[^;{]*?(\w+)\(", text))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library")
@@ -34,6 +43,11 @@ def main():
     foreign = sorted(name for name in strong | weak if not ALLOWED.match(name))
     for name in foreign:
         print(f"not a symbol of the library: {name}")
+    names = set(re.findall(r"(\w+)(?:\[abi:\w+\])?(?:\(|$)", "\n".join(strong | weak),
+                           re.MULTILINE))
+    undefined = sorted(declared() - names)
+    for name in undefined:
+        print(f"declared EHC_API and not exported: {name}")
     if args.update and not foreign:
         LIST.write_text("".join(f"{name}\n" for name in sorted(strong | weak)))
         return 0
@@ -47,7 +61,7 @@ def main():
         print(f"exported, but not in the list: {name}")
     if missing or extra:
         print(f"If this is meant: {sys.argv[0]} {args.library} --update")
-    return 1 if foreign or missing or extra else 0
+    return 1 if foreign or undefined or missing or extra else 0
 
 
 if __name__ == "__main__":

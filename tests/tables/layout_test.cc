@@ -126,7 +126,7 @@ TEST(HashLayout, RefusesIllegalConfigurations) {
   EXPECT_EQ(refused([](auto& c) {
               c.layer_ids = {3, 3};
             }),
-            "attribute 'layer_ids': expected distinct layers");
+            "attribute 'layer_ids': expected distinct layers, got 3 twice");
   EXPECT_THAT(refused([](auto& c) { c.layer_ids = {}; }), HasSubstr("'layer_ids'"));
   EXPECT_THAT(refused([](auto& c) { c.sizes = {}; }), HasSubstr("'max_ngram'"));
   EXPECT_THAT(refused([](auto& c) { c.sizes.assign(8, 50); }), HasSubstr("'max_ngram'"));

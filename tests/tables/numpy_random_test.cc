@@ -45,7 +45,7 @@ TEST(NumpyRandom, EqualsNumpyOverManySeeds) {
   EXPECT_EQ(folded, kFolded);
 }
 
-// default_rng(seed).random() takes the upper 53 bits of a word (operators.md 1.3).
+// default_rng(seed).random() takes the upper 53 bits of a word.
 TEST(NumpyRandom, PublishedFirstDoubles) {
   const auto first_double = [](uint64_t seed) {
     return static_cast<double>(NumpyGenerator(seed).next64() >> 11) * 0x1p-53;

@@ -72,13 +72,14 @@ TEST(TokenMapOperator, RefusesBadOffsets) {
   Tensors tensors = three_tokens();
   tensors.text_offsets[0] = 1;
   EXPECT_EQ(refusal(tensors),
-            "engram.token_map: tensor 'text_offsets': expected a first value of 0, got 1");
+            "engram.token_map: tensor 'text_offsets': expected a first element 0, got 1 at "
+            "position 0");
 
   tensors = three_tokens();
   tensors.raw_offsets[2] = 2;
   EXPECT_EQ(refusal(tensors),
-            "engram.token_map: tensor 'raw_offsets': expected values that do not decrease, got 2 "
-            "after 3 at index 2");
+            "engram.token_map: tensor 'raw_offsets': expected elements that do not decrease, got "
+            "2 at position 2");
 
   tensors = three_tokens();
   tensors.text_offsets[1] = INT64_MIN;
@@ -87,12 +88,12 @@ TEST(TokenMapOperator, RefusesBadOffsets) {
   tensors = three_tokens();
   tensors.text_offsets[3] = INT64_MAX;
   EXPECT_EQ(refusal(tensors),
-            "engram.token_map: tensor 'text_offsets': expected a last value of 9 (the size of "
-            "'texts'), got 9223372036854775807");
+            "engram.token_map: tensor 'text_offsets': expected a last element 9, the size of "
+            "'texts', got 9223372036854775807 at position 3");
 
   tensors = three_tokens();
   tensors.raw_tokens.push_back('x');
-  EXPECT_NE(refusal(tensors).find("'raw_offsets': expected a last value of 10"), std::string::npos);
+  EXPECT_NE(refusal(tensors).find("'raw_offsets': expected a last element 10"), std::string::npos);
 
   tensors = three_tokens();
   tensors.raw_offsets.push_back(9);

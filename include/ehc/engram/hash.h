@@ -13,7 +13,8 @@ enum class IndexLayout { ltc, tlc };
 // c = (order-2)*Kh + head of layer l is
 //   indices[l, t, c] = (h_order mod vocab_sizes[l, order-2, head]) + offsets[l, c],
 // the remainder never negative. Masked tokens get -1 in all columns. Exact: the same values on
-// every device. Bytes per token: 4*Nmax read, 4*L*C (or 8*L*C) written.
+// every device. Strides of window and indices are free but for the last dimension; indices must be
+// apart from the inputs. Bytes per token: 4*Nmax read, 4*L*C (or 8*L*C) written. Contract 1.5.
 struct Hash {
   Tensor window{};            // I32[T, Nmax], compressed ids, slot 0 the current token
   Tensor multipliers{};       // I64[L, Nmax]

@@ -20,7 +20,7 @@ using MultiplierScheme = tables::MultiplierScheme;
 //   numpy:       number i of numpy.random.default_rng(seed + 10007*layer_ids[l]).integers(0, half)
 //   splitmix64:  output i of the SplitMix64 stream from seed + 10007*layer_ids[l], mod half; give
 //                positions in the list of layers as layer_ids
-// Contract 1.3, models.md 4.
+// Contract 1.3.
 struct Multipliers {
   std::span<const int64_t> layer_ids{};       // [L], each >= 0, required
   std::optional<int64_t> max_ngram{};         // Nmax, 2..8, required

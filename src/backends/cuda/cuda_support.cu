@@ -77,26 +77,33 @@ struct Event {
   cudaEvent_t event = nullptr;
 };
 
+struct DeviceMemory {
+  DeviceMemory(int device, size_t bytes) : index(device), data(allocate(device, bytes)) {}
+  ~DeviceMemory() { release(index, data); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  int index;
+  void* data;
+};
+
 }  // namespace
 
 double time_copy(int index, size_t bytes) {
   const cuda::DeviceGuard guard(index);
-  void* from = allocate(index, bytes);
-  void* to = allocate(index, bytes);
+  const DeviceMemory from(index, bytes);
+  const DeviceMemory to(index, bytes);
   Event start;
   Event stop;
   float best = 1e30F;
   for (int repeat = 0; repeat < 12; ++repeat) {
     cuda::check("event", cudaEventRecord(start.event));
-    cuda::check("copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice));
+    cuda::check("copy", cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice));
     cuda::check("event", cudaEventRecord(stop.event));
     cuda::check("event", cudaEventSynchronize(stop.event));
     float milliseconds = 0;
     cuda::check("event", cudaEventElapsedTime(&milliseconds, start.event, stop.event));
     if (repeat >= 2) best = std::min(best, milliseconds);
   }
-  release(index, from);
-  release(index, to);
   return best * 1e-3;
 }
 

@@ -34,7 +34,10 @@ class DeviceGuard {
 
 // Grid extent in x, checked against the limit of the hardware.
 inline unsigned blocks(int64_t count) {
-  if (count > INT32_MAX) throw Error(ErrorKind::contract, "cuda: more than 2^31-1 blocks");
+  if (count > INT32_MAX) {
+    throw Error(ErrorKind::contract,
+                "cuda: grid: expected at most 2147483647 blocks, got " + std::to_string(count));
+  }
   return static_cast<unsigned>(count);
 }
 

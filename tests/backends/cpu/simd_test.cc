@@ -220,6 +220,7 @@ TEST_P(Simd, ExponentialAtTheEdges) {
 
 // One polynomial and correctly rounded steps: no instruction set differs from another.
 TEST_P(Simd, FunctionsHaveTheSameBitsEverywhere) {
+  const Probe& plainest = *std::prev(std::end(kProbes));  // generic, unless the build leaves it out
   std::mt19937 random(1);
   std::vector<float> in(4099), a(in.size()), b(in.size());
   for (float& x : in) x = std::normal_distribution<float>(0, 30)(random);
@@ -229,7 +230,7 @@ TEST_P(Simd, FunctionsHaveTheSameBitsEverywhere) {
       for (float& x : in) x = -std::fabs(x);
     }
     GetParam().evaluate(function, in.data(), a.data(), count);
-    generic::evaluate(function, in.data(), b.data(), count);
+    plainest.evaluate(function, in.data(), b.data(), count);
     EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0);
   }
 }

@@ -7,8 +7,6 @@ namespace {
 
 using test::error_of;
 
-TEST(CompressIds, Golden) { test::expect_golden("engram.compress_ids"); }
-
 template <class Id>
 std::vector<int32_t> compress(const std::vector<Id>& ids, const std::vector<int32_t>& table,
                               bool checked) {

@@ -107,8 +107,6 @@ void for_each_case(const Body& body) {
   }
 }
 
-TEST(ConvForward, GoldenFiles) { test::expect_golden("engram.conv_fwd"); }
-
 TEST(ConvForward, EveryImplementationIsCloseToTheReference) {
   for_each_case([](const std::string& impl, const Shape& s) {
     const auto third = static_cast<int32_t>(s.T / 3);

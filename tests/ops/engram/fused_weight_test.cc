@@ -10,8 +10,6 @@ using test::context_for;
 using test::error_of;
 using test::implementations;
 
-TEST(FusedWeight, Golden) { test::expect_golden("engram.fused_weight"); }
-
 // One rounding of the exact product: the same bits from every kernel, for every pair of types, any
 // width, stride, alignment and number of threads.
 TEST(FusedWeight, EveryKernelGivesTheSameBits) {

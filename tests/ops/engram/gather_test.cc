@@ -10,8 +10,6 @@ using test::context_for;
 using test::error_of;
 using test::implementations;
 
-TEST(Gather, Golden) { test::expect_golden("engram.gather_fwd"); }
-
 Array random_indices(DType type, int64_t tokens, int64_t columns, int64_t rows, uint32_t seed) {
   Array indices(type, {tokens, columns}, {3, 0});
   std::mt19937 generator(seed);

@@ -63,8 +63,6 @@ TEST(Hash, RefusesATableThatCannotBeAddressed) {
   }
 }
 
-TEST(Hash, Golden) { test::expect_golden("engram.hash"); }
-
 // Sizes on both sides of 2^14, where the vector kernels change their way, and at both ends.
 constexpr int32_t kSizes[] = {1,     2,     3,        7,          31,         256,
                               8191,  8192,  16383,    16384,      16411,      32749,

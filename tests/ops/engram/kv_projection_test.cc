@@ -20,8 +20,6 @@ void project(const std::string& implementation, int threads, const KvProjectionF
   kv_projection_fwd(context, params);
 }
 
-TEST(KvProjection, Golden) { test::expect_golden(kName); }
-
 struct Shape {
   int64_t tokens, depth, streams, width;
 };

@@ -160,8 +160,6 @@ void for_each_case(const Body& body) {
   }
 }
 
-TEST(LayerForward, GoldenFiles) { test::expect_golden("engram.layer_fwd"); }
-
 TEST(LayerForward, EveryImplementationIsCloseToTheReference) {
   for_each_case([](const std::string& impl, const Shape& s) {
     const auto third = static_cast<int32_t>(s.T / 3);

@@ -9,12 +9,6 @@ using test::context_for;
 using test::error_of;
 using test::implementations;
 
-TEST(Layout, Golden) {
-  test::expect_golden("engram.multipliers", 3);
-  test::expect_golden("engram.primes", 2);
-  test::expect_golden("engram.offsets", 5);
-}
-
 TEST(Multipliers, OfPublishedModels) {
   const int64_t layers[] = {1, 14};
   int64_t made[2][4] = {};

@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <random>
 #include <string>
 #include <vector>
@@ -14,12 +13,10 @@
 #include "backends/cpu/blas.h"
 #include "backends/cpu/isa.h"
 #include "cli/compare.h"
-#include "cli/op_file.h"
 #include "core/float_formats.h"
 #include "core/registry.h"
 #include "ehc/error.h"
 #include "ehc/tensor.h"
-#include "tables/safetensors.h"
 
 namespace ehc::test {
 
@@ -165,36 +162,6 @@ inline void expect_close(const std::string& implementation, const Tensor& got,
   const auto result = cli::compare(got, expected, rule, /*sum_first_axis=*/false);
   EXPECT_TRUE(result.equal) << what << ": max error " << result.max_error << ", " << result.max_ulp
                             << " ulp, failing " << result.failing << " " << result.note;
-}
-
-// Runs every golden file of an operator through every implementation.
-inline void expect_golden(const std::string& op_name, int least_files = 5) {
-  namespace fs = std::filesystem;
-  int files = 0;
-  for (const auto& entry : fs::directory_iterator(fs::path(EHC_SOURCE_DIR) / "tests" / "golden")) {
-    const std::string name = entry.path().filename().string();
-    if (name.rfind(op_name + ".", 0) != 0) continue;
-    ++files;
-    for (const std::string& impl : implementations(op_name.c_str())) {
-      const auto file = tables::SafetensorsFile::open(entry.path().string());
-      const cli::OpFile op_file = cli::read_op_file(file);
-      DynamicCall call(*find_operator(op_name));
-      cli::bind_op_file(call, op_file, {});
-      const auto rules = cli::tolerances(call.schema(), op_file.metadata);
-      const cli::OpResult result = cli::run_call(call, Device::cpu, impl, 2);
-      EXPECT_FALSE(result.outputs.empty()) << name;
-      for (const auto& output : result.outputs) {
-        const auto found = op_file.expected.find(output.name);
-        ASSERT_NE(found, op_file.expected.end()) << name << " " << output.name;
-        const auto rule = rules.find(output.name);
-        ASSERT_NE(rule, rules.end()) << name << " " << output.name;
-        const auto r = cli::compare(output.tensor, found->second, rule->second, output.partial);
-        EXPECT_TRUE(r.equal) << name << " " << impl << " " << output.name << ": max error "
-                             << r.max_error << ", " << r.max_ulp << " ulp " << r.note;
-      }
-    }
-  }
-  EXPECT_GE(files, least_files) << "golden files of " << op_name;
 }
 
 }  // namespace ehc::test

@@ -37,8 +37,6 @@ struct Vocabulary {
   }
 };
 
-TEST(TokenMap, Golden) { test::expect_golden("engram.token_map"); }
-
 TEST(TokenMap, EqualKeysShareAnId) {
   const Vocabulary vocabulary({{"The", "The"},
                                {" the", "\xC4\xA0the"},

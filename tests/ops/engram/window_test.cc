@@ -9,8 +9,6 @@ using test::context_for;
 using test::error_of;
 using test::implementations;
 
-TEST(Window, Golden) { test::expect_golden("engram.window"); }
-
 // One batch and how to look at it.
 struct Batch {
   std::vector<int32_t> ids;

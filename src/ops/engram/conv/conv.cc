@@ -1,17 +1,14 @@
 #include "ehc/engram/conv.h"
 
-#include <algorithm>
-
 #include "backends/cpu/cache.h"
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
-#include "core/pieces.h"
 #include "core/registry.h"
 #include "core/workspace.h"
 #include "ops/engram/conv/conv_args.h"
 #include "ops/engram/conv/conv_math.h"
-#include "ops/engram/sequences.h"
-#include "ops/engram/short_conv.h"
+#include "ops/engram/shared/conv_call.h"
+#include "ops/engram/shared/sequences.h"
 
 namespace ehc::engram {
 
@@ -65,11 +62,6 @@ ConvForwardArgs make_args(const Call& call) {
   return a;
 }
 
-// Ranges that are not much longer than their history recompute too much of it.
-Pieces cut_tokens(const Call& call, const ConvForwardArgs& a) {
-  return {call.context, a.tokens, std::max<int64_t>(16, 32768 / (a.streams * a.hidden))};
-}
-
 // Arrays of one call of the SIMD kernels; every piece of the tokens has norms of its own.
 struct Scratch {
   float* prepared;
@@ -89,14 +81,14 @@ Scratch take_scratch(Workspace& workspace, const ConvForwardArgs& a, const Piece
 size_t cpu_workspace(const Call& call) {
   const ConvForwardArgs args = make_args(call);
   Workspace workspace(nullptr);
-  take_scratch(workspace, args, cut_tokens(call, args));
+  take_scratch(workspace, args, cut_tokens(call));
   return workspace.bytes();
 }
 
 template <auto Prepare, auto Rows, auto State>
 void run_cpu(const Call& call) {
   ConvForwardArgs args = make_args(call);
-  const Pieces pieces = cut_tokens(call, args);
+  const Pieces pieces = cut_tokens(call);
   Workspace workspace(call.context.workspace());
   const Scratch scratch = take_scratch(workspace, args, pieces);
   args.conv.prepared = scratch.prepared;

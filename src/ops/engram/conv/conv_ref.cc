@@ -1,5 +1,5 @@
 // engram.conv_fwd in plain loops, natural order, in double and in float.
-#include "ops/engram/conv_reference.h"
+#include "ops/engram/shared/conv_reference.h"
 
 namespace ehc::engram {
 

@@ -5,12 +5,10 @@
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
 #include "core/registry.h"
-#include "ops/engram/gate_call.h"
+#include "ops/engram/shared/gate_call.h"
+#include "ops/engram/shared/gate_reference.h"
 
 namespace ehc::engram {
-
-void gate_fwd_reference(const GateForwardArgs& args, int64_t begin, int64_t end);
-void gate_fwd_reference_f32(const GateForwardArgs& args, int64_t begin, int64_t end);
 
 namespace {
 

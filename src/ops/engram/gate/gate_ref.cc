@@ -1,7 +1,7 @@
 // engram.gate_fwd in plain loops, natural order, in double and in float.
 #include <cstring>
 
-#include "ops/engram/gate_reference.h"
+#include "ops/engram/shared/gate_reference.h"
 
 namespace ehc::engram {
 

@@ -25,7 +25,7 @@ struct GatherForwardArgs {
   bool streaming = false;
 };
 
-// Tokens [begin, end).
+// Tokens [begin, end), of at least one column.
 EHC_CPU_KERNEL(void gather_fwd_rows(const GatherForwardArgs& args, int64_t begin, int64_t end));
 
 }  // namespace ehc::engram

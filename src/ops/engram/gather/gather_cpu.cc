@@ -1,10 +1,11 @@
 // engram.gather_fwd: e[t, c*hd:(c+1)*hd] = table[indices[t,c]], zeros for index -1.
+// table [rows,hd], indices [T,C], e [T,C*hd]
 //
 // Bytes: C*hd*(table element + out element) + C*(index) a token.
 // Rows are far apart in memory, so each is prefetched kAhead rows before it is copied.
 // Class E: a copy of bits, or one conversion to nearest even.
 #include "backends/cpu/simd.h"
-#include "ops/engram/gather/gather_args.h"
+#include "ops/engram/gather/gather_math.h"
 
 namespace ehc::engram::EHC_ISA {
 namespace {
@@ -22,11 +23,7 @@ struct Cursor {
     column = 0;
     ++token;
   }
-  EHC_SIMD int64_t index() const {
-    const int64_t at = token * args.index_token_stride + column;
-    return args.indices_are_64 ? static_cast<const int64_t*>(args.indices)[at]
-                               : static_cast<const int32_t*>(args.indices)[at];
-  }
+  EHC_SIMD int64_t index() const { return gather_index(args, token, column); }
 };
 
 template <class In, class Out>
@@ -67,7 +64,6 @@ template <class In, class Out>
 inline void gather_range(const GatherForwardArgs& args, int64_t begin, int64_t end) {
   constexpr int kAhead = 16;
   Cursor ahead = {args, begin, 0};
-  if (args.columns == 0) return;
   for (int i = 0; i < kAhead && ahead.token < end; ++i) {
     prefetch_row<In>(args, ahead);
     ahead.advance();

@@ -9,12 +9,6 @@
 
 namespace ehc::engram {
 
-#define EHC_KERNEL(isa)                                             \
-  namespace isa {                                                   \
-  void hash_rows(const HashArgs& args, int64_t begin, int64_t end); \
-  }
-EHC_EACH_ISA(EHC_KERNEL)
-#undef EHC_KERNEL
 void hash_reference(const HashArgs& args, int64_t begin, int64_t end);
 void hash_cuda(const HashArgs& args, int device, void* stream);
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "backends/cpu/kernel.h"
+
 namespace ehc::engram {
 
 struct HashArgs {
@@ -22,5 +24,8 @@ struct HashArgs {
   bool offsets_are_64;
   bool indices_are_64;
 };
+
+// Tokens [begin, end) of all layers.
+EHC_CPU_KERNEL(void hash_rows(const HashArgs& args, int64_t begin, int64_t end));
 
 }  // namespace ehc::engram

@@ -6,14 +6,12 @@
 
 #include "backends/cpu/blas.h"
 #include "backends/cpu/isa.h"
-#include "backends/cpu/kernel.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/engram/kv_projection/kv_projection_args.h"
 
 namespace ehc::engram {
 
-EHC_CPU_KERNEL(ProjectionSteps projection_steps(DType type));
 void kv_projection_reference(const ProjectionArgs& args, int64_t begin, int64_t end);
 void kv_projection_reference_f32(const ProjectionArgs& args, int64_t begin, int64_t end);
 
@@ -51,7 +49,8 @@ ProjectionSteps steps_for(DType type) {
   if (cpu_supports(Isa::isa)) return isa::projection_steps(type);
   EHC_EACH_ISA(EHC_TRY)
 #undef EHC_TRY
-  return generic::projection_steps(type);
+  throw Error(ErrorKind::unavailable,
+              "engram.kv_projection_fwd: this build has no kernels for this processor");
 }
 
 constexpr int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }

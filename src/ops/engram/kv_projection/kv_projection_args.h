@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cpu/kernel.h"
 #include "ehc/dtype.h"
 
 namespace ehc::engram {
@@ -55,5 +56,8 @@ struct ProjectionSteps {
   void (*finish)(const ProjectionArgs& args, const float* sums, int64_t sums_stride, int64_t t,
                  int64_t tokens, int64_t c, int64_t columns);
 };
+
+// The steps for operands of `type`: bf16, f16 or f32.
+EHC_CPU_KERNEL(ProjectionSteps projection_steps(DType type));
 
 }  // namespace ehc::engram

@@ -1,8 +1,15 @@
 // Steps of engram.kv_projection_fwd on SIMD lanes: widening, packing, the built-in product, and
-// rounding. The product keeps a tile of row_panel x column_panel sums in registers; each sum is a
-// chain of multiply-adds over 128 values of E that starts at +0, and the chains are added in
-// ascending order: short chains keep the error of E = 6144 near that of E = 128. No bit depends on
-// T or on the other tokens.
+// rounding.
+//
+//   kv[t,j,i] = round(sum_e embedding[t,e] * weight[j,i,e] + bias[j,i])
+//   embedding A[T,E]; weight A[n+1,d,E]; bias A[n+1,d]; kv A[T,n+1,d]
+//
+// Cost: 2*T*E*(n+1)*d FLOP. Bytes: every operand once per block of tokens, widened to fp32 in the
+// workspace (kv_projection.cc cuts the blocks).
+// Algorithm: a tile of row_panel x column_panel sums stays in registers; each sum is a chain of
+// multiply-adds over 128 values of E that starts at +0, and the chains are added in ascending
+// order: short chains keep the error of E = 6144 near that of E = 128. Class R per implementation,
+// batch-invariant: no bit depends on T or on the other tokens.
 #include "backends/cpu/simd.h"
 #include "ops/engram/kv_projection/kv_projection_args.h"
 

@@ -4,20 +4,18 @@
 
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
-#include "core/pieces.h"
 #include "core/registry.h"
 #include "core/workspace.h"
 #include "ehc/engram/fused_weight.h"
 #include "ops/engram/conv/conv_math.h"
-#include "ops/engram/gate_call.h"
 #include "ops/engram/layer/layer_args.h"
-#include "ops/engram/sequences.h"
-#include "ops/engram/short_conv.h"
+#include "ops/engram/shared/conv_call.h"
+#include "ops/engram/shared/gate_call.h"
+#include "ops/engram/shared/gate_reference.h"
+#include "ops/engram/shared/sequences.h"
 
 namespace ehc::engram {
 
-void gate_fwd_reference(const GateForwardArgs& args, int64_t begin, int64_t end);
-void gate_fwd_reference_f32(const GateForwardArgs& args, int64_t begin, int64_t end);
 template <class Real>
 void layer_reference_gates(const LayerForwardArgs& args, Real* alpha, Real* beta, int64_t begin,
                            int64_t end);
@@ -89,12 +87,6 @@ void run_gate_alone(const Call& call, const GateForwardArgs& gate) {
   const int64_t grain = std::max<int64_t>(1, 16384 / (gate.streams * gate.hidden));
   parallel_for(call.context, gate.tokens, grain,
                [&](int64_t begin, int64_t end) { Gate(gate, begin, end); });
-}
-
-// Ranges that are not much longer than their history recompute too much of it.
-Pieces cut_tokens(const Call& call) {
-  const int64_t row = call.bound["n"] * call.bound["d"];
-  return {call.context, call.bound["T"], std::max<int64_t>(16, 32768 / row)};
 }
 
 // Arrays of one call of the SIMD kernels; every piece of the tokens has scalars of its own.

@@ -1,12 +1,10 @@
 // engram.layer_fwd with a convolution in plain loops, natural order, in double and in float.
 // alpha and beta are [T, n].
-#include "ops/engram/conv_reference.h"
-#include "ops/engram/gate_reference.h"
 #include "ops/engram/layer/layer_args.h"
+#include "ops/engram/shared/conv_reference.h"
+#include "ops/engram/shared/gate_reference.h"
 
 namespace ehc::engram {
-
-void gate_fwd_reference(const GateForwardArgs& args, int64_t begin, int64_t end);
 
 namespace {
 

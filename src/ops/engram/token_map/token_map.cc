@@ -3,9 +3,8 @@
 #include <limits>
 
 #include "core/registry.h"
-#include "ehc/text.h"
 #include "ops/engram/token_map/token_map_args.h"
-#include "text/utf8.h"
+#include "text/token_map.h"
 
 namespace ehc::engram {
 
@@ -22,44 +21,16 @@ constexpr auto kTable = table("engram.token_map", "1.1", "compressed id of every
                               in<&P::raw_offsets>("raw_offsets", "I64[V+1]").packed(),
                               out<&P::table>("table", "I32[V]"), out<&P::size>("size", "I32[1]"));
 
-TokenMapArgs make_args(const Call& call) {
-  const P& p = *static_cast<const P*>(call.params);
-  const Bound& b = call.bound;
-  const auto count = static_cast<size_t>(b["V"]);
-  return {.texts = {p.texts.as<uint8_t>(), static_cast<size_t>(b["text_bytes"])},
-          .text_offsets = {p.text_offsets.as<int64_t>(), count + 1},
-          .raw_tokens = {p.raw_tokens.as<uint8_t>(), static_cast<size_t>(b["raw_bytes"])},
-          .raw_offsets = {p.raw_offsets.as<int64_t>(), count + 1},
-          .table = {p.table.as<int32_t>(), count}};
+text::TokenStrings strings(const Tensor& bytes, const Tensor& offsets) {
+  return {{bytes.as<const char>(), static_cast<size_t>(bytes.shape[0])},
+          {offsets.as<const int64_t>(), static_cast<size_t>(offsets.shape[0])}};
 }
 
-// Every string lies inside its bytes and is UTF-8, so that nothing is written for a bad vocabulary.
-void check_strings(const Schema& schema, const Tensor& bytes, const char* bytes_name,
-                   const Tensor& offsets, const char* offsets_name) {
-  const auto* offset = offsets.as<const int64_t>();
-  const int64_t count = offsets.shape[0] - 1;
-  const auto refuse = [&](const std::string& expected, int64_t at) {
-    fail_tensor(schema, offsets_name, expected,
-                std::to_string(offset[at]) + " at position " + std::to_string(at));
-  };
-  if (offset[0] != 0) refuse("a first element 0", 0);
-  for (int64_t i = 0; i < count; ++i) {
-    if (offset[i + 1] < offset[i]) refuse("elements that do not decrease", i + 1);
-  }
-  if (offset[count] != bytes.shape[0]) {
-    refuse(
-        "a last element " + std::to_string(bytes.shape[0]) + ", the size of '" + bytes_name + "'",
-        count);
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    const std::string_view string(bytes.as<const char>() + offset[i],
-                                  static_cast<size_t>(offset[i + 1] - offset[i]));
-    const size_t at = text::find_invalid_utf8(string);
-    if (at == std::string_view::npos) continue;
-    fail_tensor(
-        schema, bytes_name, "UTF-8",
-        "an invalid sequence at byte " + std::to_string(at) + " of id " + std::to_string(i));
-  }
+TokenMapArgs make_args(const Call& call) {
+  const P& p = *static_cast<const P*>(call.params);
+  return {.texts = strings(p.texts, p.text_offsets),
+          .raw_tokens = strings(p.raw_tokens, p.raw_offsets),
+          .table = {p.table.as<int32_t>(), static_cast<size_t>(call.bound["V"])}};
 }
 
 void check_vocabulary(const Schema& schema, const Bound& b, const void* params) {
@@ -68,8 +39,8 @@ void check_vocabulary(const Schema& schema, const Bound& b, const void* params) 
   if (b["V"] > std::numeric_limits<int32_t>::max()) {
     fail_tensor(schema, "table", "at most 2147483647 ids", std::to_string(b["V"]));
   }
-  check_strings(schema, p.texts, "texts", p.text_offsets, "text_offsets");
-  check_strings(schema, p.raw_tokens, "raw_tokens", p.raw_offsets, "raw_offsets");
+  text::check_token_strings(strings(p.texts, p.text_offsets), "texts", "text_offsets");
+  text::check_token_strings(strings(p.raw_tokens, p.raw_offsets), "raw_tokens", "raw_offsets");
 }
 
 template <auto Build>
@@ -78,9 +49,7 @@ void run(const Call& call) {
   p.size.as<int32_t>()[0] = Build(make_args(call));
 }
 
-int32_t build(const TokenMapArgs& a) {
-  return text::build_token_map(a.texts, a.text_offsets, a.raw_tokens, a.raw_offsets, a.table);
-}
+int32_t build(const TokenMapArgs& a) { return text::map_tokens(a.texts, a.raw_tokens, a.table); }
 
 constexpr Implementation kImplementations[] = {
     {"cpu", Device::cpu, nullptr, &run<&build>, nullptr},

@@ -4,14 +4,14 @@
 #include <cstdint>
 #include <span>
 
+#include "text/token_map.h"
+
 namespace ehc::engram {
 
 struct TokenMapArgs {
-  std::span<const uint8_t> texts;
-  std::span<const int64_t> text_offsets;  // [V+1]
-  std::span<const uint8_t> raw_tokens;
-  std::span<const int64_t> raw_offsets;  // [V+1]
-  std::span<int32_t> table;              // [V]
+  text::TokenStrings texts;
+  text::TokenStrings raw_tokens;
+  std::span<int32_t> table;  // [V]
 };
 
 }  // namespace ehc::engram

@@ -9,8 +9,9 @@ namespace ehc::engram {
 
 namespace {
 
-std::string token(std::span<const uint8_t> bytes, std::span<const int64_t> offsets, size_t id) {
-  return {bytes.begin() + offsets[id], bytes.begin() + offsets[id + 1]};
+std::string token(const text::TokenStrings& strings, size_t id) {
+  return {strings.bytes.begin() + strings.offsets[id],
+          strings.bytes.begin() + strings.offsets[id + 1]};
 }
 
 }  // namespace
@@ -18,10 +19,10 @@ std::string token(std::span<const uint8_t> bytes, std::span<const int64_t> offse
 int32_t token_map_reference(const TokenMapArgs& a) {
   std::map<std::string, int32_t> ids;
   for (size_t id = 0; id < a.table.size(); ++id) {
-    const std::string text = token(a.texts, a.text_offsets, id);
+    const std::string text = token(a.texts, id);
     std::string key;
     if (text.find("\xEF\xBF\xBD") != std::string::npos) {  // U+FFFD
-      key = token(a.raw_tokens, a.raw_offsets, id);
+      key = token(a.raw_tokens, id);
     } else {
       key = text::normalize(text);
       if (key.empty()) key = text;

@@ -4,7 +4,7 @@
 
 #include "core/parallel.h"
 #include "core/registry.h"
-#include "ops/engram/sequences.h"
+#include "ops/engram/shared/sequences.h"
 #include "ops/engram/window/window_math.h"
 
 namespace ehc::engram {

@@ -8,6 +8,10 @@
 
 namespace ehc::engram {
 
+// engram.gate_fwd for tokens [begin, end), accumulating in double and in float.
+void gate_fwd_reference(const GateForwardArgs& args, int64_t begin, int64_t end);
+void gate_fwd_reference_f32(const GateForwardArgs& args, int64_t begin, int64_t end);
+
 template <class Real>
 struct StreamGate {
   Real dot = 0, alpha = 0, rstd_residual = 0, rstd_key = 0;

@@ -5,7 +5,7 @@
 #include "backends/cpu/cache.h"
 #include "core/bind.h"
 #include "ops/engram/gate/gate_args.h"
-#include "ops/engram/kv_group.h"
+#include "ops/engram/shared/kv_group.h"
 
 namespace ehc::engram {
 

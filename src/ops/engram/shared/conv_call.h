@@ -4,7 +4,8 @@
 
 #include <algorithm>
 
-#include "core/bind.h"
+#include "core/operator.h"
+#include "core/parallel.h"
 #include "ops/engram/conv/conv_args.h"
 
 namespace ehc::engram {
@@ -33,6 +34,13 @@ ShortConv short_conv(const P& p, const Bound& bound) {
   conv.state = conv_state(p.state);
   conv.next_state = conv_state(p.new_state);
   return conv;
+}
+
+// One range of tokens per thread; ranges that are not much longer than their history would
+// recompute too much of it.
+inline Pieces cut_tokens(const Call& call) {
+  const int64_t row = call.bound["n"] * call.bound["d"];
+  return {call.context, call.bound["T"], std::max<int64_t>(16, 32768 / row)};
 }
 
 }  // namespace ehc::engram

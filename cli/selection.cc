@@ -1,0 +1,38 @@
+#include "cli/selection.h"
+
+#include "cli/commands.h"
+#include "core/registry.h"
+
+namespace ehc::cli {
+
+bool names_implementation(std::string_view wanted, std::string_view name) {
+  if (wanted.empty() || wanted == name) return true;
+  return name.size() > wanted.size() && name.starts_with(wanted) && name[wanted.size()] == '.';
+}
+
+std::string chosen_implementation(std::string_view line) {
+  const size_t begin = line.find(": ") + 2;
+  return std::string(line.substr(begin, line.find(';', begin) - begin));
+}
+
+std::vector<const Operator*> select_operators(const std::vector<std::string>& names) {
+  std::vector<const Operator*> list;
+  for (const std::string& name : names) {
+    list.push_back(find_operator(name));
+    if (list.back() == nullptr) throw UsageError("unknown operator '" + name + "'");
+  }
+  if (names.empty()) list.assign(all_operators().begin(), all_operators().end());
+  return list;
+}
+
+std::vector<CaseLine> select_cases(std::span<const CaseText> texts, const std::string& path) {
+  std::vector<CaseLine> lines = load_cases(texts, path);
+  for (const CaseLine& line : lines) {
+    if (!path.empty() && find_operator(line.op) == nullptr) {
+      throw UsageError("case '" + line.text() + "': unknown operator '" + line.op + "'");
+    }
+  }
+  return lines;
+}
+
+}  // namespace ehc::cli

@@ -1,0 +1,31 @@
+// Values of dimension expressions while symbols are being bound, and the relations between symbols.
+#pragma once
+
+#include <span>
+
+#include "core/shape_expression.h"
+
+namespace ehc {
+
+// An expression as slope * x + value, where x is the one unbound symbol.
+struct Linear {
+  int64_t slope = 0;
+  int64_t value = 0;
+  int unknown = -1;      // the symbol x; -1: none, and the expression is `value`
+  bool solvable = true;  // false: not linear, an overflow, or a division with a remainder
+};
+
+Linear evaluate(const Expression& expression, const SymbolValues& symbols);
+
+// The x for which the expression is `wanted`, if there is one.
+bool solve(const Linear& expression, int64_t wanted, int64_t& x);
+
+// C = (Nmax-1)*Kh and its like: a symbol that follows from others of the same table.
+struct Relation {
+  Symbol result;
+  Expression expression;
+  uint32_t needs;  // the symbols of the expression
+};
+std::span<const Relation> relations();
+
+}  // namespace ehc
