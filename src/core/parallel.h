@@ -17,7 +17,8 @@ struct Pieces {
   // At most one piece per thread of the context, each of at least `grain`.
   Pieces(const Context& context, int64_t total_count, int64_t grain)
       : total(total_count),
-        count(std::clamp<int64_t>(total / grain, 1, context.executor().concurrency())) {}
+        count(std::clamp<int64_t>(total / std::max<int64_t>(grain, 1), 1,
+                                  context.executor().concurrency())) {}
 
   [[nodiscard]] int64_t longest() const { return (total + count - 1) / count; }
 
@@ -34,7 +35,7 @@ struct Pieces {
   }
 };
 
-// Calls body(begin, end) over [0, count), cut into Pieces of at least `grain` >= 1.
+// Calls body(begin, end) over [0, count), cut into Pieces of at least `grain`.
 template <class Body>
 void parallel_for(Context& context, int64_t count, int64_t grain, const Body& body) {
   Pieces(context, count, grain).run(context, [&](int64_t, int64_t begin, int64_t end) {
