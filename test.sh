@@ -87,7 +87,11 @@ started=$SECONDS
 for stage in "${stages[@]}"; do
   printf '\n=== %s\n' "$stage"
   begin=$SECONDS
-  "stage_$stage" || { echo "test.sh: stage '$stage' failed" >&2; exit 1; }
+  set +e  # in a condition, `set -e` would be off inside the stage
+  (set -e; "stage_$stage")
+  code=$?
+  set -e
+  [[ $code -eq 0 ]] || { echo "test.sh: stage '$stage' failed" >&2; exit 1; }
   summary+=("$(printf '%-8s ok  %4d s' "$stage" $((SECONDS - begin)))")
 done
 printf '\n=== all stages passed in %d s\n' $((SECONDS - started))
