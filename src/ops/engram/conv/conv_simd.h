@@ -342,8 +342,9 @@ inline void next_state(const ShortConv& conv, const ConvShape& shape, const A* v
       float* row =
           to.data + sequence * to.sequence_stride + r * to.position_stride + h * to.stream_stride;
       const float* old = before ? state_row(conv, conv.state, run, token, h) : nullptr;
-      const A* value = values + token * token_stride + h * stream_stride;
-      const float scale = before || zero ? 0.0f : scale_of(token, h);
+      const bool read = !before && !zero;
+      const A* value = read ? values + token * token_stride + h * stream_stride : nullptr;
+      const float scale = read ? scale_of(token, h) : 0.0f;
       for (int64_t i = 0; i < shape.hidden; i += kPair) {
         const int64_t count = shape.hidden - i;
         Pair u = simd::zero_pair();
