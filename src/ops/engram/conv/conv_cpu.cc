@@ -44,7 +44,7 @@ inline float value_rstd(const ConvForwardArgs& args, int64_t token, int64_t stre
     const Pair v = simd::load_some(row + i, args.hidden - i);
     sum = fma(v, v, sum);
   }
-  return conv_rstd(reduce_add(add(sum, more)), args.hidden, args.conv.eps);
+  return reciprocal_rms(reduce_add(add(sum, more)), args.hidden, args.conv.eps);
 }
 
 template <class A>

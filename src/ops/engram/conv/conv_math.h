@@ -9,16 +9,11 @@
 #include <cstdint>
 
 #include "core/host_device.h"
+#include "ops/engram/shared/rms_math.h"
 
 namespace ehc::engram {
 
-// 1 / sqrt(sum/d + eps), each step correctly rounded.
-template <class Real>
-EHC_HD Real conv_rstd(Real sum_squares, int64_t hidden, Real eps) {
-  return Real(1) / square_root(sum_squares / static_cast<Real>(hidden) + eps);
-}
-
-// The same for V = alpha * v, without forming it: u = (v * beta) * g.
+// alpha times the reciprocal RMS of V = alpha * v, without forming V: u = (v * beta) * g.
 template <class Real>
 EHC_HD Real conv_beta(Real alpha, Real value_mean_square, Real eps) {
   return alpha / square_root(alpha * alpha * value_mean_square + eps);

@@ -36,7 +36,7 @@ void conv_reference_norms(const ConvForwardArgs& a, Real* norms, int64_t begin, 
         const Real v = gated_value(a, t, h, i);
         squares += v * v;
       }
-      norms[t * a.streams + h] = conv_rstd(squares, a.hidden, static_cast<Real>(a.conv.eps));
+      norms[t * a.streams + h] = reciprocal_rms(squares, a.hidden, static_cast<Real>(a.conv.eps));
     }
   }
 }

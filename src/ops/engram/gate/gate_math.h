@@ -8,14 +8,9 @@
 #include <cstdint>
 
 #include "core/host_device.h"
+#include "ops/engram/shared/rms_math.h"
 
 namespace ehc::engram {
-
-// 1 / sqrt(sum/d + eps), each step correctly rounded.
-template <class Real>
-EHC_HD Real gate_rstd(Real sum_squares, int64_t hidden, Real eps) {
-  return Real(1) / square_root(sum_squares / static_cast<Real>(hidden) + eps);
-}
 
 // d^(-1/2)
 template <class Real>

@@ -51,8 +51,8 @@ EHC_SIMD void gate_sum_columns(GateSums& sums, const GateRow<A>& row, int64_t be
 EHC_SIMD GateScalars gate_scalars(const GateSums& sums, int64_t hidden, float eps, float clamp) {
   GateScalars scalars;
   scalars.dot = reduce_add(sums.dot);
-  scalars.rstd_residual = gate_rstd(reduce_add(sums.residual_squares), hidden, eps);
-  scalars.rstd_key = gate_rstd(reduce_add(sums.key_squares), hidden, eps);
+  scalars.rstd_residual = reciprocal_rms(reduce_add(sums.residual_squares), hidden, eps);
+  scalars.rstd_key = reciprocal_rms(reduce_add(sums.key_squares), hidden, eps);
   const float logit =
       gate_logit(scalars.dot, scalars.rstd_residual, scalars.rstd_key, gate_scale<float>(hidden));
   scalars.alpha = simd::sigmoid(gate_signed_root(logit, clamp));

@@ -34,8 +34,8 @@ StreamGate<Real> gate_of_stream(const GateForwardArgs& a, int64_t t, int64_t h) 
   }
   StreamGate<Real> gate;
   gate.dot = dot;
-  gate.rstd_residual = gate_rstd(residual_squares, a.hidden, static_cast<Real>(a.eps));
-  gate.rstd_key = gate_rstd(key_squares, a.hidden, static_cast<Real>(a.eps));
+  gate.rstd_residual = reciprocal_rms(residual_squares, a.hidden, static_cast<Real>(a.eps));
+  gate.rstd_key = reciprocal_rms(key_squares, a.hidden, static_cast<Real>(a.eps));
   const Real logit = gate_logit(dot, gate.rstd_residual, gate.rstd_key, gate_scale<Real>(a.hidden));
   gate.alpha = logistic(gate_signed_root(logit, static_cast<Real>(a.clamp)));
   return gate;
