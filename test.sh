@@ -2,7 +2,7 @@
 # Builds and tests everything: ./test.sh [--strict] [--quick] [STAGE ...]
 #   --strict  warnings are errors (what CI does)
 #   --quick   the release build and its tests only
-# Stages: cpu python check asan tsan fuzz cuda aarch64. A second run is quick.
+# Stages: cpu python check asan fuzz tsan tidy cuda aarch64. A second run is quick.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -14,13 +14,13 @@ for argument in "$@"; do
     --strict) werror=ON ;;
     --quick) quick=1 ;;
     -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    cpu | python | check | asan | tsan | fuzz | cuda | aarch64) stages+=("$argument") ;;
+    cpu | python | check | asan | fuzz | tsan | tidy | cuda | aarch64) stages+=("$argument") ;;
     *) echo "test.sh: expected an option or a stage (see --help), got '$argument'" >&2; exit 2 ;;
   esac
 done
 if [[ ${#stages[@]} -eq 0 ]]; then
   stages=(cpu python check)
-  [[ $quick -eq 1 ]] || stages+=(asan tsan fuzz cuda aarch64)
+  [[ $quick -eq 1 ]] || stages+=(asan fuzz tsan tidy cuda aarch64)
 fi
 
 jobs=$(nproc)
@@ -44,9 +44,10 @@ stage_python() {
   EHC_BUILD=build/cpu .venv/bin/python -m pytest -q tests/python
 }
 stage_check() { build/cpu/bin/ehc check; }
-stage_asan() {
+stage_asan() {  # clang, so that one build serves the fuzz targets too
   build asan ehc_tests
-  ASAN_OPTIONS=allocator_may_return_null=1 build/asan/bin/ehc_tests --gtest_brief=1
+  export ASAN_OPTIONS=allocator_may_return_null=1 GTEST_TOTAL_SHARDS=$jobs
+  seq 0 $((jobs - 1)) | xargs -P "$jobs" -I{} env GTEST_SHARD_INDEX={} build/asan/bin/ehc_tests --gtest_brief=1
 }
 stage_tsan() {
   # What runs on several threads; the rest costs minutes here and shows nothing.
@@ -54,19 +55,23 @@ stage_tsan() {
   build tsan ehc_tests
   build/tsan/bin/ehc_tests --gtest_brief=1 --gtest_filter="$filter"
 }
-stage_fuzz() {
-  build fuzz ehc_fuzz
-  local corpus target
-  for target in build/fuzz/bin/*_fuzz; do
-    corpus=(build/fuzz/corpus/"$(basename "$target")")  # what it found lies here
-    mkdir -p "${corpus[0]}"
-    [[ $target != */safetensors_fuzz ]] || corpus+=(tests/golden)  # where it starts from
-    "$target" -max_total_time="${EHC_FUZZ_SECONDS:-10}" -timeout=10 -rss_limit_mb=4096 \
-      -print_final_stats=0 -verbosity=0 "${corpus[@]}"
-  done
+fuzz_one() {  # program
+  local name corpus
+  name=$(basename "$1")
+  corpus=(build/asan/corpus/"$name")  # what it found lies here
+  mkdir -p "${corpus[0]}"
+  [[ $name != safetensors_fuzz ]] || corpus+=(tests/golden)  # where it starts from
+  "$1" -max_total_time="${EHC_FUZZ_SECONDS:-10}" -timeout=10 -rss_limit_mb=4096 \
+    -artifact_prefix="build/asan/$name-" -print_final_stats=0 -verbosity=0 "${corpus[@]}"
 }
+stage_fuzz() {
+  build asan ehc_fuzz
+  export -f fuzz_one
+  printf '%s\0' build/asan/bin/*_fuzz | xargs -0 -n 1 -P "$jobs" bash -c 'fuzz_one "$1"' --
+}
+stage_tidy() { tools/tidy.sh; }
 stage_cuda() {
-  command -v nvcc >/dev/null || { echo "no nvcc on PATH: CUDA objects are not compiled"; return 0; }
+  command -v nvcc >/dev/null || { echo "no nvcc on PATH: CUDA objects are not compiled, skipped"; return 0; }
   build cuda ehc ehc_program
   if nvidia-smi >/dev/null 2>&1; then
     build/cuda/bin/ehc check --device cuda

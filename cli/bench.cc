@@ -6,8 +6,8 @@
 #include <functional>
 
 #include "cli/integers.h"
-#include "cli/selection.h"
-#include "core/cuda_support.h"
+#include "core/cuda_timing.h"
+#include "core/tensor_bytes.h"
 #include "ehc/error.h"
 
 namespace ehc::cli {
@@ -17,10 +17,6 @@ namespace {
 constexpr double kWorkingSet = 1.25e9;  // bytes: several times the largest last-level cache
 constexpr int kMostCopies = 64;
 
-double bytes_of(const Tensor& t) {
-  return static_cast<double>(t.numel()) * static_cast<double>(size_of(t.dtype));
-}
-
 int64_t count_rows(const Tensor& indices) {
   int64_t rows = 0;
   for (int64_t i = 0; i < indices.numel(); ++i) rows += integer_at(indices, i) >= 0 ? 1 : 0;
@@ -29,7 +25,7 @@ int64_t count_rows(const Tensor& indices) {
 
 double seconds_of(const Context& context, const std::function<void()>& work) {
   if (context.device() == Device::cuda) {
-    return cuda_support::time_on_stream(context.device_index(), context.stream(), work);
+    return cuda_timing::time_on_stream(context.device_index(), context.stream(), work);
   }
   const auto start = std::chrono::steady_clock::now();
   work();
@@ -55,10 +51,11 @@ double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs)
                                                 first.steps[0].value == symbol("V"));
     const bool is_target = spec.name.ends_with("_acc");
     if (!spec.is_output && is_table && !is_target && addresses != nullptr) {
-      const double row = t.shape[0] > 0 ? bytes_of(t) / static_cast<double>(t.shape[0]) : 0;
+      const double row =
+          t.shape[0] > 0 ? static_cast<double>(bytes_of(t) / static_cast<size_t>(t.shape[0])) : 0;
       bytes += row * static_cast<double>(count_rows(*addresses));
     } else {
-      bytes += bytes_of(t);
+      bytes += static_cast<double>(bytes_of(t));
     }
   }
   return bytes;
@@ -80,7 +77,7 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
     }
     const std::vector<Tensor> made = call.outputs();
     const auto place = [&](size_t i, const Tensor& like, const void* data) {
-      memory_.emplace_back(context_, static_cast<size_t>(bytes_of(like)));
+      memory_.emplace_back(context_, bytes_of(like));
       if (data != nullptr) {
         memory_.back().upload(data);
       } else if (context_.device() == Device::cpu && memory_.back().bytes() > 0) {
@@ -104,7 +101,7 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
     if (copy == 0) {
       bytes_ = bytes_moved(inputs, made);
       context_.set_implementation({});
-      workspace = call.workspace_bytes(context_);
+      workspace = call.plan(context_).workspace_bytes;
     }
   }
   workspace_ = Buffer(context_, workspace);
@@ -114,18 +111,17 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
 Timing BenchCase::time(const std::string& implementation, double seconds) {
   Timing timing;
   context_.set_implementation(implementation);
-  context_.set_log(
-      [&](std::string_view line) { timing.implementation = chosen_implementation(line); });
   try {
-    const size_t workspace = calls_.front().workspace_bytes(context_);
-    if (workspace > workspace_.bytes()) workspace_ = Buffer(context_, workspace);
+    const Plan plan = calls_.front().plan(context_);
+    timing.implementation = plan.implementation;
+    if (plan.workspace_bytes > workspace_.bytes()) {
+      workspace_ = Buffer(context_, plan.workspace_bytes);
+    }
     context_.set_workspace(workspace_.data(), workspace_.bytes());
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::unavailable) throw;
-    timing.implementation.clear();
     return timing;
   }
-  context_.set_log({});
 
   // The first run warms up, unless it took all the time there is.
   std::vector<double> times;
@@ -154,33 +150,26 @@ CallCost time_call(const CaseInputs& inputs, Context& context) {
   const std::vector<Tensor> made = call.outputs();
   for (size_t i = 0; i < made.size(); ++i) {
     if (!made[i].present()) continue;
-    memory.emplace_back(context, static_cast<size_t>(bytes_of(made[i])));
+    memory.emplace_back(context, bytes_of(made[i]));
     call.tensor(i) = made[i];
     call.tensor(i).data = memory.back().data();
   }
-  // The struct is copied as a typed call copies it, since the check flattens tensors.
-  const auto* params = static_cast<const std::byte*>(call.arguments().params);
-  const std::vector<std::byte> original(params, params + op.params_size);
-  std::vector<std::byte> copy(original);
+  std::vector<std::byte> flattened(op.schema.params_size);
+  const Arguments args{call.params(), nullptr, flattened.data()};
   const auto nanoseconds = [&](const auto& body) {
     constexpr int kBatch = 2000;
     double best = 1e30;
     for (int batch = 0; batch < 25; ++batch) {
       const auto start = std::chrono::steady_clock::now();
-      for (int i = 0; i < kBatch; ++i) {
-        std::memcpy(copy.data(), original.data(), original.size());
-        body();
-      }
+      for (int i = 0; i < kBatch; ++i) body();
       const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
       best = std::min(best, taken.count() / kBatch * 1e9);
     }
     return best;
   };
   CallCost cost;
-  cost.check = nanoseconds([&] {
-    check_call(op, {copy.data(), nullptr}, context.device(), context.device_index());
-  });
-  cost.call = nanoseconds([&] { invoke(op, context, {copy.data(), nullptr}); });
+  cost.check = nanoseconds([&] { check_call(op, args, context.device(), context.device_index()); });
+  cost.call = nanoseconds([&] { invoke(op, context, args); });
   return cost;
 }
 

@@ -10,6 +10,7 @@
 #include "cli/bench.h"
 #include "cli/commands.h"
 #include "cli/copy_rate.h"
+#include "cli/output_path.h"
 #include "cli/progress.h"
 #include "cli/selection.h"
 #include "core/cuda_support.h"
@@ -121,7 +122,15 @@ std::vector<Row> time_case(const Operator& op, const CaseLine& line, const Conte
   return rows;
 }
 
+// Range accepts NaN.
+std::string refuse_seconds(const std::string& text) {
+  double seconds = 0;
+  if (CLI::detail::lexical_cast(text, seconds) && seconds > 0 && seconds <= 3600) return {};
+  return "expected seconds above 0, at most 3600, got '" + text + "'";
+}
+
 void run(const Options& o) {
+  if (!o.json.empty()) require_writable(o.json);
   const Context context = o.device == "cuda" ? Context::cuda(0, nullptr) : Context::cpu(o.threads);
   const std::vector<const Operator*> operators = select_operators(o.operators);
   std::vector<CaseLine> lines;
@@ -199,7 +208,7 @@ void add_bench_command(CLI::App& app) {
       ->envname("EHC_THREADS")
       ->check(CLI::Range(0, 1024));
   bench->add_option("--seconds", options->seconds, "time for each measurement")
-      ->check(CLI::Range(0.0, 3600.0));
+      ->check(&refuse_seconds);
   bench->add_option("--json", options->json, "file for the results");
   bench->add_option("--intensity", options->intensity, "1: main sizes, 2 and 3: more")
       ->check(CLI::Range(1, 3));

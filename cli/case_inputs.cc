@@ -191,7 +191,7 @@ void CaseInputs::relate_symbols() {
   for (const SymbolDefault& s : schema.defaults) {
     if (!present_[s.tensor_index] && !values_.has(s.index)) values_.set(s.index, s.value);
   }
-  for (const Relation& r : relations()) {
+  for (const Relation& r : kRelations) {
     const int64_t value = dimension(r.expression);
     if (value >= 0 && !values_.has(r.result)) values_.set(r.result, value);
   }

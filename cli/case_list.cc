@@ -1,6 +1,7 @@
 #include "cli/case_list.h"
 
 #include <map>
+#include <set>
 
 #include "core/file_io.h"
 #include "ehc/error.h"
@@ -91,12 +92,15 @@ std::vector<CaseLine> parse_cases(std::string_view text, const std::string& sour
     CaseLine parsed{words.front(), {}, 1};
     const auto known = defaults.find(parsed.op);
     if (known != defaults.end()) parsed.settings = known->second.settings;
+    std::set<std::string> keys;  // of this line
     for (size_t i = 1; i < words.size(); ++i) {
       const size_t equals = words[i].find('=');
       if (equals == std::string::npos || equals == 0 || equals + 1 == words[i].size()) {
         fail_line("expected key=value, got '" + words[i] + "'");
       }
-      parsed.set(words[i].substr(0, equals), words[i].substr(equals + 1));
+      const std::string key = words[i].substr(0, equals);
+      if (!keys.insert(key).second) fail_line("expected every key once, got '" + key + "' twice");
+      parsed.set(key, words[i].substr(equals + 1));
     }
     if (is_default) {
       defaults[parsed.op] = parsed;

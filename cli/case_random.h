@@ -4,14 +4,13 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/splitmix64.h"
+
 namespace ehc::cli {
 
 // Output i of a SplitMix64 stream.
 inline uint64_t random_bits(uint64_t stream, int64_t i) {
-  uint64_t x = stream + (static_cast<uint64_t>(i) + 1) * 0x9e3779b97f4a7c15U;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-  return x ^ (x >> 31);
+  return splitmix64(stream, static_cast<uint64_t>(i));
 }
 
 // A stream of its own for every tensor of a case.

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "core/tensor_bytes.h"
 #include "ehc/error.h"
 
 namespace ehc::cli {
@@ -67,7 +68,7 @@ PlacedTensor::PlacedTensor(const Context& context, const Tensor& like, Layout la
 std::vector<std::byte> PlacedTensor::elements() const {
   std::vector<std::byte> all(memory_.bytes());
   memory_.download(all.data());
-  std::vector<std::byte> out(static_cast<size_t>(view_.numel()) * size_of(view_.dtype));
+  std::vector<std::byte> out(bytes_of(view_));
   for_each_row(view_, [&](size_t at, size_t to, size_t bytes) {
     std::memcpy(out.data() + to, all.data() + offset_ + at, bytes);
   });
@@ -140,7 +141,7 @@ RunResult run_case(const CaseInputs& inputs, const std::vector<Tensor>& tensors,
 
   context.set_implementation(options.implementation);
   try {
-    const Buffer workspace(context, call.workspace_bytes(context));
+    const Buffer workspace(context, call.plan(context).workspace_bytes);
     context.set_workspace(workspace.data(), workspace.bytes());
     call.run(context);
     synchronize(context);

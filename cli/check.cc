@@ -9,6 +9,7 @@
 
 #include "cli/selection.h"
 #include "core/float_formats.h"
+#include "core/tensor_bytes.h"
 #include "ehc/error.h"
 
 namespace ehc::cli {
@@ -284,7 +285,7 @@ void Checker::check_single_tokens(const CaseInputs& inputs, const RunResult& bas
         if (one.shape[k] != output.tensor.shape[k]) axis = k;
       }
       const Tensor view = output.tensor.slice(axis, t, t + 1);
-      slice.memory.emplace_back(static_cast<size_t>(view.numel()) * size_of(view.dtype));
+      slice.memory.emplace_back(bytes_of(view));
       std::byte* to = slice.memory.back().data();
       for_each_row(view, [&](size_t at, size_t into, size_t bytes) {
         std::memcpy(to + into, view.as<std::byte>() + at, bytes);

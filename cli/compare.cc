@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <vector>
+#include <string>
 
+#include "cli/integers.h"
 #include "core/bind.h"
 #include "core/float_formats.h"
 
@@ -46,16 +46,30 @@ bool same_shape(const Tensor& a, const Tensor& b, int skip) {
   return true;
 }
 
-Comparison compare_bytes(const Tensor& got, const Tensor& expected) {
+Comparison compare_integers(const Tensor& got, const Tensor& expected) {
   Comparison result;
-  const size_t size = size_of(expected.dtype);
-  const auto* a = static_cast<const char*>(got.data);
-  const auto* b = static_cast<const char*>(expected.data);
+  int64_t first = -1;
+  double difference = 0;
+  double size = 0;
   for (int64_t i = 0; i < expected.numel(); ++i) {
-    const size_t at = static_cast<size_t>(i) * size;
-    if (std::memcmp(a + at, b + at, size) != 0) ++result.failing;
+    const auto want = static_cast<double>(integer_at(expected, i));
+    const auto have = static_cast<double>(integer_at(got, i));
+    size += want * want + have * have;
+    if (integer_at(expected, i) == integer_at(got, i)) continue;
+    if (first < 0) first = i;
+    ++result.failing;
+    result.max_error = std::max(result.max_error, std::fabs(have - want));
+    difference += (have - want) * (have - want);
   }
+  result.max_ulp = result.max_error;
+  result.calc_diff = size == 0 ? 0 : difference / size;
   result.equal = result.failing == 0;
+  if (first >= 0) {
+    result.note = std::to_string(result.failing) + " of " + std::to_string(expected.numel()) +
+                  " elements, the first at position " + std::to_string(first) + ": expected " +
+                  std::to_string(integer_at(expected, first)) + ", got " +
+                  std::to_string(integer_at(got, first));
+  }
   return result;
 }
 
@@ -80,7 +94,7 @@ Comparison compare(const Tensor& got, const Tensor& expected, const Tolerance& t
     result.note = "expected " + describe(expected) + ", got " + describe(got);
     return result;
   }
-  if (!is_floating(expected.dtype)) return compare_bytes(got, expected);
+  if (!is_floating(expected.dtype)) return compare_integers(got, expected);
 
   const int64_t count = expected.numel();
   int64_t beyond_abs = 0;
@@ -112,7 +126,8 @@ Comparison compare(const Tensor& got, const Tensor& expected, const Tolerance& t
     difference += error * error;
     size += want * want + have * have;
   }
-  const auto most = static_cast<int64_t>(std::ceil(tolerance.share * static_cast<double>(count)));
+  const auto most = static_cast<int64_t>(
+      std::ceil(std::clamp(tolerance.share, 0.0, 1.0) * static_cast<double>(count)));
   result.calc_diff = size == 0 ? 0 : difference / size;
   result.equal = result.failing == 0 && beyond_abs <= most;
   return result;

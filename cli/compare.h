@@ -21,11 +21,11 @@ struct Tolerance {
 struct Comparison {
   bool equal = false;
   double max_error = 0;  // NaN where only one side is NaN
-  double max_ulp = 0;
+  double max_ulp = 0;    // of integers: max_error
   double used = 0;       // largest error as a share of what its element is allowed
   double calc_diff = 0;  // sum (a-b)^2 / sum (a^2+b^2)
   int64_t failing = 0;   // elements beyond the rule
-  std::string note;      // why, when shapes or dtypes differ
+  std::string note;      // why: shapes, dtypes, or which integers differ
 };
 
 // Integers: same values. F32 [4, a], BF16 and F16 [1, a, 0.01], a = 2^-22 * largest |expected|.

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "backends/cpu/isa.h"
-#include "core/cuda_support.h"
+#include "core/cuda_timing.h"
 #include "core/parallel.h"
 
 #if defined(__x86_64__)
@@ -69,7 +69,7 @@ double CopyRate::measure() {
     best_way_ = way;
   };
   if (context_.device() == Device::cuda) {
-    keep(cuda_support::time_copy(context_.device_index(), kBytes), "cudaMemcpyAsync");
+    keep(cuda_timing::time_copy(context_.device_index(), kBytes), "cudaMemcpyAsync");
     return best_;
   }
   if (from_.bytes() == 0) {

@@ -5,12 +5,12 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "cli/commands.h"
 #include "ehc/error.h"
 #include "ehc/table.h"
+#include "tables/layout_json.h"
 
 namespace ehc::cli {
 namespace {
@@ -108,19 +108,10 @@ std::vector<T> row_of(const std::vector<T>& values, size_t row, size_t width) {
 
 nlohmann::ordered_json to_json(const HashLayout& layout) {
   const HashLayoutConfig& config = layout.config();
-  nlohmann::ordered_json json = {{"layer_ids", config.layer_ids},
-                                 {"max_ngram", config.max_ngram()},
-                                 {"heads", config.heads},
-                                 {"sizes", config.sizes},
-                                 {"row_width", config.row_width},
-                                 {"compressed_vocab", config.compressed_vocab},
-                                 {"seed", config.seed},
-                                 {"scheme", name_of(config.scheme)},
-                                 {"blocking", name_of(config.blocking)},
-                                 {"pad_id", config.pad_id},
-                                 {"reset_id", config.reset_id},
-                                 {"index_dtype", name_of(layout.index_dtype())},
-                                 {"rows", layout.rows()}};
+  nlohmann::ordered_json json = tables::config_json(config);
+  json["max_ngram"] = config.max_ngram();
+  json["index_dtype"] = name_of(layout.index_dtype());
+  json["rows"] = layout.rows();
   const auto orders = config.sizes.size();
   const auto heads = static_cast<size_t>(config.heads);
   for (size_t layer = 0; layer < config.layer_ids.size(); ++layer) {

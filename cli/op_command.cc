@@ -1,8 +1,6 @@
 // `ehc op`: runs one operator on the tensors of a file. Contract: exit codes, one line per error,
 // nothing written on failure.
 #include <fmt/core.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -13,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/op_file.h"
 #include "cli/op_list.h"
+#include "cli/output_path.h"
 #include "cli/selection.h"
 #include "core/registry.h"
 #include "ehc/error.h"
@@ -56,24 +55,8 @@ void require_known_implementation(const Operator& op, const std::string& wanted)
   throw UsageError("--impl: expected one of" + known + ", got '" + wanted + "'");
 }
 
-// Told before any work: a path that can never be written.
-void require_writable(const std::string& path) {
-  struct stat info {};
-  if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
-    throw Error(ErrorKind::io, path + ": expected a regular file to replace");
-  }
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  if (stat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
-    throw Error(ErrorKind::io, path + ": the folder does not exist");
-  }
-  if (access(folder.c_str(), W_OK) != 0) {
-    throw Error(ErrorKind::io, path + ": the folder is not writable");
-  }
-}
-
-bool print_comparison(const Schema& schema, const OpFile& file, const OpResult& result) {
-  const auto rules = tolerances(schema, file.metadata);
+bool print_comparison(const OpFile& file, const std::map<std::string, Tolerance>& rules,
+                      const OpResult& result) {
   bool all_equal = true;
   fmt::print("{:<28} {:>12} {:>12} {:>12}  {}\n", "output", "max error", "max ulp", "calc_diff",
              "verdict");
@@ -134,11 +117,11 @@ void run(const Options& o) {
 
   const OpFile file = input ? read_op_file(*input) : OpFile{};
   DynamicCall call(*op);
-  bind_op_file(call, file, settings);
+  const auto rules = bind_op_file(call, file, settings);
   const OpResult result =
       run_call(call, o.device == "cpu" ? Device::cpu : Device::cuda, o.implementation, o.threads);
 
-  const bool equal = !o.check || print_comparison(op->schema, file, result);
+  const bool equal = !o.check || print_comparison(file, rules, result);
   if (!o.out.empty()) {
     std::vector<tables::NamedTensor> tensors;
     for (const OpResult::Output& output : result.outputs) {

@@ -1,8 +1,12 @@
 #include "cli/op_file.h"
 
 #include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "core/tensor_bytes.h"
+#include "core/text.h"
 #include "ehc/error.h"
 
 namespace ehc::cli {
@@ -13,11 +17,35 @@ using nlohmann::json;
 
 constexpr std::string_view kExpected = "expected.";
 
-json parse_metadata(const Schema& schema, const std::string& text) {
-  if (text.empty()) return json::object();
-  json parsed = json::parse(text, nullptr, false);
+// Keys of all objects that are open, outermost first: one that comes twice would hide a value.
+class DuplicateKeys {
+ public:
+  bool operator()(int, json::parse_event_t event, json& parsed) {
+    if (event == json::parse_event_t::object_start) open_.emplace_back();
+    if (event == json::parse_event_t::object_end) open_.pop_back();
+    if (event == json::parse_event_t::key && !found_) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      if (!open_.back().insert(key).second) found_ = key;
+    }
+    return true;
+  }
+  [[nodiscard]] const std::optional<std::string>& found() const { return found_; }
+
+ private:
+  std::vector<std::set<std::string>> open_;
+  std::optional<std::string> found_;
+};
+
+json parse_metadata(const Schema& schema, const std::optional<std::string>& text) {
+  if (!text) return json::object();
+  DuplicateKeys keys;
+  json parsed = json::parse(*text, std::ref(keys), false);
   if (!parsed.is_object()) {
-    fail(schema, "metadata 'ehc': expected a JSON object, got '" + text.substr(0, 60) + "'");
+    fail(schema, "metadata 'ehc': expected a JSON object, got '" + text->substr(0, 60) + "'");
+  }
+  if (keys.found()) {
+    fail(schema,
+         "metadata 'ehc': expected every key once, got " + in_quotes(*keys.found()) + " twice");
   }
   return parsed;
 }
@@ -57,6 +85,31 @@ void set_from_json(DynamicCall& call, const std::string& name, const json& value
   }
 }
 
+// {output: [ulp, abs] or [ulp, abs, share]}
+std::map<std::string, Tolerance> read_tolerances(const Schema& schema, const json& rules) {
+  std::map<std::string, Tolerance> out;
+  if (!rules.is_object()) {
+    fail(schema, "metadata 'tolerance': expected an object, got " + shown(rules));
+  }
+  for (const auto& [name, rule] : rules.items()) {
+    if (schema.tensor_index(name, true) < 0) {
+      fail(schema, "metadata 'tolerance': expected names of outputs, got " + in_quotes(name));
+    }
+    bool numbers = rule.is_array() && (rule.size() == 2 || rule.size() == 3);
+    for (size_t i = 0; numbers && i < rule.size(); ++i) {
+      numbers = rule[i].is_number() && rule[i].get<double>() >= 0;
+    }
+    if (!numbers) {
+      fail(schema, "metadata 'tolerance': '" + name +
+                       "': expected [ulp, abs] or [ulp, abs, share] of numbers >= 0, got " +
+                       shown(rule));
+    }
+    out[name] = {rule[0].get<double>(), rule[1].get<double>(),
+                 rule.size() == 3 ? rule[2].get<double>() : 1.0};
+  }
+  return out;
+}
+
 }  // namespace
 
 OpFile read_op_file(const tables::SafetensorsFile& file) {
@@ -73,9 +126,11 @@ OpFile read_op_file(const tables::SafetensorsFile& file) {
   return out;
 }
 
-void bind_op_file(DynamicCall& call, const OpFile& file, const Settings& settings) {
+std::map<std::string, Tolerance> bind_op_file(DynamicCall& call, const OpFile& file,
+                                              const Settings& settings) {
   const Schema& schema = call.schema();
   const json metadata = parse_metadata(schema, file.metadata);
+  std::map<std::string, Tolerance> tolerances;
   for (const auto& [key, value] : metadata.items()) {
     if (key == "op") {
       if (!value.is_string() || value.get<std::string>() != schema.name) {
@@ -86,39 +141,18 @@ void bind_op_file(DynamicCall& call, const OpFile& file, const Settings& setting
       if (!value.is_object())
         fail(schema, "metadata 'set': expected an object, got " + shown(value));
       for (const auto& [name, item] : value.items()) set_from_json(call, name, item);
-    } else if (key != "tolerance") {
+    } else if (key == "tolerance") {
+      tolerances = read_tolerances(schema, value);
+    } else {
       fail(schema, "metadata 'ehc': expected keys op, set, tolerance, got '" + key + "'");
     }
   }
   for (const auto& [name, tensor] : file.inputs) call.set_input(name, tensor);
   for (const auto& [name, text] : settings) call.set_attribute_text(name, text);
-}
-
-std::map<std::string, Tolerance> tolerances(const Schema& schema, const std::string& metadata) {
-  std::map<std::string, Tolerance> out;
-  const json parsed = parse_metadata(schema, metadata);
-  if (!parsed.contains("tolerance")) return out;
-  const json& rules = parsed["tolerance"];
-  if (!rules.is_object())
-    fail(schema, "metadata 'tolerance': expected an object, got " + shown(rules));
-  for (const auto& [name, rule] : rules.items()) {
-    bool numbers = rule.is_array() && (rule.size() == 2 || rule.size() == 3);
-    for (size_t i = 0; numbers && i < rule.size(); ++i) {
-      numbers = rule[i].is_number() && rule[i].get<double>() >= 0;
-    }
-    if (!numbers) {
-      fail(schema, "metadata 'tolerance': '" + name +
-                       "': expected [ulp, abs] or [ulp, abs, share], got " + shown(rule));
-    }
-    out[name] = {rule[0].get<double>(), rule[1].get<double>(),
-                 rule.size() == 3 ? rule[2].get<double>() : 1.0};
-  }
-  return out;
+  return tolerances;
 }
 
 namespace {
-
-size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) * size_of(t.dtype); }
 
 // A fresh output holds a pattern, so that an element that is never written shows.
 Buffer poisoned(const Context& context, size_t bytes) {
@@ -179,7 +213,7 @@ OpResult run_call(DynamicCall& call, Device device, const std::string& implement
       t.data = on_device.back().data();
     }
   }
-  const Buffer workspace(context, call.workspace_bytes(context));
+  const Buffer workspace(context, call.plan(context).workspace_bytes);
   context.set_workspace(workspace.data(), workspace.bytes());
   call.run(context);
   synchronize(context);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,17 +19,16 @@ using Settings = std::vector<std::pair<std::string, std::string>>;  // --set key
 struct OpFile {
   std::map<std::string, Tensor> inputs;
   std::map<std::string, Tensor> expected;  // without the prefix
-  std::string metadata;                    // JSON of key "ehc", or empty
+  std::optional<std::string> metadata;     // JSON of key "ehc"
 };
 
 // Splits the tensors of a file; they stay owned by it.
 OpFile read_op_file(const tables::SafetensorsFile& file);
 
-// Binds inputs, attributes of the metadata and then the settings.
-void bind_op_file(DynamicCall& call, const OpFile& file, const Settings& settings);
-
-// Tolerances named in the metadata.
-std::map<std::string, Tolerance> tolerances(const Schema& schema, const std::string& metadata);
+// Binds inputs, attributes of the metadata and then the settings. Returns the tolerances that the
+// metadata name, by output.
+std::map<std::string, Tolerance> bind_op_file(DynamicCall& call, const OpFile& file,
+                                              const Settings& settings);
 
 // Outputs of one run, in host memory.
 struct OpResult {

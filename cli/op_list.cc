@@ -47,7 +47,7 @@ Json attribute_json(const Operator& op, size_t index) {
   Json out;
   out["name"] = std::string(a.name);
   out["type"] = kTypes[static_cast<int>(a.type)];
-  std::vector<std::byte> params(op.params_size);
+  std::vector<std::byte> params(op.schema.params_size);
   op.construct(params.data());
   const AttributeValue v = a.get != nullptr ? a.get(params.data()) : a.call_default;
   if (v.present) {

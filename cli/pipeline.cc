@@ -10,9 +10,10 @@
 #include "cli/case_random.h"
 #include "cli/compare.h"
 #include "cli/integers.h"
-#include "cli/selection.h"
 #include "core/float_formats.h"
 #include "core/parallel.h"
+#include "core/registry.h"
+#include "core/tensor_bytes.h"
 #include "ehc/engram/compress_ids.h"
 #include "ehc/engram/conv.h"
 #include "ehc/engram/fused_weight.h"
@@ -34,12 +35,6 @@ constexpr double kClamp = 1e-6;
 constexpr double kConvEps = 1e-5;
 constexpr int64_t kTaps = 4;
 
-size_t bytes_of(DType dtype, std::initializer_list<int64_t> shape) {
-  size_t bytes = size_of(dtype);
-  for (const int64_t size : shape) bytes *= static_cast<size_t>(size);
-  return bytes;
-}
-
 // Element i is normal-like with the given mean and deviation, a function of seed, name and i only.
 void fill_random(Context& context, const HostTensor& host, uint64_t seed, std::string_view name,
                  float mean, float deviation) {
@@ -55,7 +50,8 @@ void fill_random(Context& context, const HostTensor& host, uint64_t seed, std::s
 }  // namespace
 
 HostTensor::HostTensor(const Context& context, DType dtype, std::initializer_list<int64_t> shape)
-    : memory(context, bytes_of(dtype, shape)), tensor(memory.data(), dtype, shape) {}
+    : memory(context, bytes_of(Tensor(nullptr, dtype, shape))),
+      tensor(memory.data(), dtype, shape) {}
 
 Pipeline::Pipeline(Context& context, const text::TokenMap& map, const tables::HashLayout& layout,
                    size_t layer, const PipelineConfig& config)
@@ -65,8 +61,6 @@ Pipeline::Pipeline(Context& context, const text::TokenMap& map, const tables::Ha
       layout_(layout),
       layer_(layer),
       config_(config) {
-  context_.set_log([this](std::string_view line) { chosen_ = chosen_implementation(line); });
-  reference_.set_log({});
   reference_.set_implementation("reference");
 
   const int64_t chunk = config.chunk;
@@ -161,11 +155,13 @@ Pipeline::Outputs Pipeline::own_outputs(int64_t tokens) const {
 }
 
 template <class Params>
-void Pipeline::call(Context& context, void (*op)(Context&, const Params&), const Params& params) {
-  const size_t needed = engram::workspace_bytes(context, params);
-  if (workspace_.size() < needed) workspace_.resize(needed);
+void Pipeline::call(Context& context, std::string_view op, const Params& params) {
+  const Operator& found = *find_operator(op);
+  const Plan prepared = plan(found, context, params);
+  chosen_ = prepared.implementation;
+  if (workspace_.size() < prepared.workspace_bytes) workspace_.resize(prepared.workspace_bytes);
   context.set_workspace(workspace_.data(), workspace_.size());
-  op(context, params);
+  invoke(found, context, params);
 }
 
 template <class Body>
@@ -185,7 +181,7 @@ void Pipeline::timed(const char* stage, const Body& body) {
 
 void Pipeline::compress(Context& context, const Tensor& ids, const Outputs& out) {
   const std::span<const int32_t> table = map_.table();
-  call(context, &engram::compress_ids,
+  call(context, "engram.compress_ids",
        engram::CompressIds{.ids = ids,
                            .table = Tensor(table.data(), DType::i32, {map_.vocab_size()}),
                            .compressed_ids = out.compressed});
@@ -197,7 +193,7 @@ void Pipeline::make_window(Context& context, int64_t tokens, const Outputs& out)
   const auto mapped = [&](int64_t id) {
     return id < 0 ? int64_t{-1} : int64_t{table[static_cast<size_t>(id)]};
   };
-  call(context, &engram::window,
+  call(context, "engram.window",
        engram::Window{.ids = rows_of(compressed_, tokens),
                       .history = history_.tensor,
                       .max_ngram = config.max_ngram(),
@@ -211,7 +207,7 @@ void Pipeline::hash_rows(Context& context, int64_t tokens, const Outputs& out) {
   const auto layer = static_cast<int64_t>(layer_);
   const Tensor indices(out.indices.data, out.indices.dtype,
                        {tokens, 1, layout_.config().columns()});
-  call(context, &engram::hash,
+  call(context, "engram.hash",
        engram::Hash{.window = rows_of(window_, tokens),
                     .multipliers = layout_.multipliers_tensor().slice(0, layer, layer + 1),
                     .vocab_sizes = layout_.vocab_sizes_tensor().slice(0, layer, layer + 1),
@@ -221,14 +217,14 @@ void Pipeline::hash_rows(Context& context, int64_t tokens, const Outputs& out) {
 }
 
 void Pipeline::gather(Context& context, int64_t tokens, const Outputs& out) {
-  call(context, &engram::gather_fwd,
+  call(context, "engram.gather_fwd",
        engram::GatherForward{.table = table_.tensor,
                              .indices = rows_of(indices_, tokens),
                              .embedding = out.embedding});
 }
 
 void Pipeline::project(Context& context, int64_t tokens, const Outputs& out) {
-  call(context, &engram::kv_projection_fwd,
+  call(context, "engram.kv_projection_fwd",
        engram::KvProjectionForward{.embedding = rows_of(embedding_, tokens),
                                    .weight = projection_weight_.tensor,
                                    .bias = projection_bias_.tensor,
@@ -236,14 +232,14 @@ void Pipeline::project(Context& context, int64_t tokens, const Outputs& out) {
 }
 
 void Pipeline::fuse_weights(Context& context, const Outputs& out) {
-  call(context, &engram::fused_weight,
+  call(context, "engram.fused_weight",
        engram::FusedWeight{.weight_hidden = weight_hidden_.tensor,
                            .weight_embed = weight_embed_.tensor,
                            .weight_fused = out.fused});
 }
 
 void Pipeline::gate(Context& context, int64_t tokens, const Outputs& out) {
-  call(context, &engram::gate_fwd,
+  call(context, "engram.gate_fwd",
        engram::GateForward{.residual = rows_of(residual_, tokens),
                            .kv = rows_of(kv_, tokens),
                            .weight_fused = weight_fused_.tensor,
@@ -258,7 +254,7 @@ void Pipeline::gate(Context& context, int64_t tokens, const Outputs& out) {
 }
 
 void Pipeline::convolve(Context& context, int64_t tokens, const Outputs& out) {
-  call(context, &engram::conv_fwd,
+  call(context, "engram.conv_fwd",
        engram::ConvForward{.gated_value = rows_of(gated_, tokens),
                            .conv_weight = conv_weight_.tensor,
                            .conv_norm_weight = conv_norm_weight_.tensor,
@@ -270,7 +266,7 @@ void Pipeline::convolve(Context& context, int64_t tokens, const Outputs& out) {
 }
 
 void Pipeline::run_layer(Context& context, int64_t tokens, const Outputs& out) {
-  call(context, &engram::layer_fwd,
+  call(context, "engram.layer_fwd",
        engram::LayerForward{.residual = rows_of(residual_, tokens),
                             .kv = rows_of(kv_, tokens),
                             .weight_hidden = weight_hidden_.tensor,
@@ -357,7 +353,7 @@ void Pipeline::check(const Tensor& ids, int64_t tokens, bool dense) {
     Tensor shape = host.tensor;
     shape.shape[0] = tokens;
     HostTensor result;
-    result.memory = Buffer(context_, static_cast<size_t>(shape.numel()) * size_of(shape.dtype));
+    result.memory = Buffer(context_, bytes_of(shape));
     result.tensor = Tensor(result.memory.data(), shape.dtype, shape.shape, shape.rank);
     return result;
   };

@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ehc/context.h"
@@ -96,7 +97,7 @@ class Pipeline {
     return host.tensor.slice(0, 0, count);
   }
   template <class Params>
-  void call(Context& context, void (*op)(Context&, const Params&), const Params& params);
+  void call(Context& context, std::string_view op, const Params& params);
   template <class Body>
   void timed(const char* stage, const Body& body);
   void add_stage(const char* name, const char* op, double bytes_per_token, double flop_per_token);

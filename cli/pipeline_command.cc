@@ -17,9 +17,11 @@
 #include "cli/copy_rate.h"
 #include "cli/integers.h"
 #include "cli/ngram_statistics.h"
+#include "cli/output_path.h"
 #include "cli/pipeline.h"
 #include "cli/progress.h"
 #include "core/file_io.h"
+#include "core/tensor_bytes.h"
 #include "ehc/error.h"
 #include "ehc/version.h"
 #include "tables/npy.h"
@@ -50,9 +52,7 @@ class Checksum {
   ~Checksum() { XXH64_freeState(state_); }
   Checksum(const Checksum&) = delete;
   Checksum& operator=(const Checksum&) = delete;
-  void add(const Tensor& tensor) {
-    XXH64_update(state_, tensor.data, static_cast<size_t>(tensor.numel()) * size_of(tensor.dtype));
-  }
+  void add(const Tensor& tensor) { XXH64_update(state_, tensor.data, bytes_of(tensor)); }
   [[nodiscard]] std::string text() const { return fmt::format("{:016x}", XXH64_digest(state_)); }
 
  private:
@@ -89,10 +89,16 @@ class GateStatistics {
   struct Stream {
     std::vector<int64_t> histogram = std::vector<int64_t>(kBins, 0);
     int64_t count = 0;
+    int64_t nan = 0;  // gates that are no number; they count nowhere else
     double sum = 0, squares = 0, least = 1, most = 0;
 
     void add(double alpha) {
-      ++histogram[std::min(kBins - 1, static_cast<size_t>(alpha * kBins))];
+      if (std::isnan(alpha)) {
+        ++nan;
+        return;
+      }
+      const double bin = std::clamp(alpha * kBins, 0.0, kBins - 1.0);
+      ++histogram[static_cast<size_t>(bin)];
       ++count;
       sum += alpha;
       squares += alpha * alpha;
@@ -100,14 +106,12 @@ class GateStatistics {
       most = std::max(most, alpha);
     }
     [[nodiscard]] Json to_json() const {
-      if (count == 0) return {{"histogram", histogram}};
+      if (count == 0) return {{"nan", nan}, {"histogram", histogram}};
       const double mean = sum / static_cast<double>(count);
       const double variance = squares / static_cast<double>(count) - mean * mean;
-      return {{"mean", mean},
-              {"deviation", std::sqrt(std::max(0.0, variance))},
-              {"min", least},
-              {"max", most},
-              {"histogram", histogram}};
+      return {{"mean", mean}, {"deviation", std::sqrt(std::max(0.0, variance))},
+              {"min", least}, {"max", most},
+              {"nan", nan},   {"histogram", histogram}};
     }
   };
 
@@ -325,6 +329,7 @@ void print_summary(const Json& json) {
 }
 
 void run(const Options& options) {
+  if (!options.json.empty()) require_writable(options.json);
   const Json json = run_pipeline(options);
   if (!options.json.empty()) {
     const std::string text = json.dump(1) + "\n";

@@ -10,11 +10,6 @@ bool names_implementation(std::string_view wanted, std::string_view name) {
   return name.size() > wanted.size() && name.starts_with(wanted) && name[wanted.size()] == '.';
 }
 
-std::string chosen_implementation(std::string_view line) {
-  const size_t begin = line.find(": ") + 2;
-  return std::string(line.substr(begin, line.find(';', begin) - begin));
-}
-
 std::vector<const Operator*> select_operators(const std::vector<std::string>& names) {
   std::vector<const Operator*> list;
   for (const std::string& name : names) {

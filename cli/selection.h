@@ -14,10 +14,6 @@ namespace ehc::cli {
 // Whether `wanted` names the implementation or its family ("cpu" all "cpu.*"), or is empty.
 bool names_implementation(std::string_view wanted, std::string_view name);
 
-// The implementation that a line of Context::set_log names:
-// "engram.hash: cpu.avx2; cpu.avx512 refused: ..." -> "cpu.avx2".
-std::string chosen_implementation(std::string_view line);
-
 // The named operators, or all of them. Throws UsageError for an unknown name.
 std::vector<const Operator*> select_operators(const std::vector<std::string>& names);
 

@@ -13,13 +13,20 @@ set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
-set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
-set(CMAKE_C_FLAGS_RELEASE "-O2 -g1")
+set(EHC_OPTIMISE -O2)
+set(EHC_OPTIMISE_KERNELS -O3)
+if(EHC_SANITIZE)
+  set(EHC_OPTIMISE -O1)
+  set(EHC_OPTIMISE_KERNELS -O1)
+endif()
+set(CMAKE_CXX_FLAGS_RELEASE "${EHC_OPTIMISE} -g1")
+set(CMAKE_C_FLAGS_RELEASE "${EHC_OPTIMISE} -g1")
 
 find_program(EHC_CCACHE ccache)
 if(EHC_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${EHC_CCACHE})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${EHC_CCACHE})
+  # Without this ccache leaves alone what uses a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${EHC_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${EHC_CCACHE})
 endif()
 
@@ -33,8 +40,14 @@ target_compile_options(ehc_flags INTERFACE
 
 if(EHC_SANITIZE)
   target_compile_options(ehc_flags INTERFACE
-    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${EHC_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer;-O1>)
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${EHC_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>)
   target_link_options(ehc_flags INTERFACE -fsanitize=${EHC_SANITIZE})
+  # These checks make the compiler spend minutes on unrolled kernels; AddressSanitizer sees what they
+  # would see there. Behind the interface options above, so that they come later on the command line.
+  if(EHC_SANITIZE MATCHES "undefined")
+    target_compile_options(ehc_flags INTERFACE
+      $<$<BOOL:$<TARGET_PROPERTY:EHC_IS_KERNELS>>:-fno-sanitize=null,alignment,object-size,vptr,pointer-overflow>)
+  endif()
   # g++ 12 sees uninitialised values inside libstdc++ once sanitizers change the code.
   target_compile_options(ehc_flags INTERFACE
     $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-maybe-uninitialized;-Wno-uninitialized>)

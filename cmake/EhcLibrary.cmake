@@ -5,11 +5,12 @@ find_package(nlohmann_json 3.11 REQUIRED)
 
 foreach(isa ${EHC_ISAS})
   add_library(ehc_isa_${isa} OBJECT)
-  target_compile_definitions(ehc_isa_${isa} PRIVATE EHC_ISA=${isa} EHC_ISA_${isa}=1)
-  target_compile_options(ehc_isa_${isa} PRIVATE -O3 ${EHC_ISA_FLAGS_${isa}} -fno-math-errno -fno-trapping-math -fno-exceptions
+  target_compile_definitions(ehc_isa_${isa} PRIVATE EHC_ISA=${isa})
+  target_compile_options(ehc_isa_${isa} PRIVATE ${EHC_OPTIMISE_KERNELS} ${EHC_ISA_FLAGS_${isa}} -fno-math-errno -fno-trapping-math -fno-exceptions
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-uninitialized>)
   target_include_directories(ehc_isa_${isa} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
   target_link_libraries(ehc_isa_${isa} PRIVATE ehc_flags)
+  set_target_properties(ehc_isa_${isa} PROPERTIES EHC_IS_KERNELS ON)
 endforeach()
 
 file(GLOB EHC_SOURCES CONFIGURE_DEPENDS
@@ -55,7 +56,12 @@ endif()
 
 add_library(ehc SHARED ${EHC_ALL_OBJECTS})
 add_library(ehc::ehc ALIAS ehc)
-set_target_properties(ehc PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+# Before 1.0 a minor version may change the C++ ABI, so it is part of the SONAME.
+set(EHC_SOVERSION ${PROJECT_VERSION_MAJOR})
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(EHC_SOVERSION 0.${PROJECT_VERSION_MINOR})
+endif()
+set_target_properties(ehc PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${EHC_SOVERSION}
   LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/ehc.map)
 target_link_options(ehc PRIVATE LINKER:--version-script=${PROJECT_SOURCE_DIR}/cmake/ehc.map)
 target_include_directories(ehc INTERFACE

@@ -57,6 +57,7 @@ float sum(std::vector<float> terms) {
 
 float reciprocal_rms(const std::vector<float>& row) {
   std::vector<float> squares;
+  squares.reserve(row.size());
   for (const float x : row) squares.push_back(x * x);
   return 1 / std::sqrt(sum(squares) / static_cast<float>(row.size()) + static_cast<float>(kEps));
 }

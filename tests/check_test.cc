@@ -90,10 +90,19 @@ TEST(CaseFiles, NoOperatorUsesAWordOfTheCases) {
   }
 }
 
+TEST(CaseList, AKeyComesOnceInALine) {
+  EXPECT_EQ(message_of([] { parse_cases("op a=1\nop b=2 a=1 b=2", "file"); }),
+            "file:2: expected every key once, got 'b' twice");
+  EXPECT_EQ(message_of([] { parse_cases("defaults op a=1 a=2", "file"); }),
+            "file:1: expected every key once, got 'a' twice");
+  EXPECT_EQ(parse_cases("defaults op a=1\nop a=2", "file")[0].get("a"), "2") << "a later line";
+}
+
 // --- inputs --------------------------------------------------------------------------------------
 
 CaseInputs toy_inputs(const std::string& settings) {
-  return {toy::kOperator, parse_cases("toy eps=1 A=F32 " + settings, "file").front()};
+  const std::string text = "defaults toy eps=1 A=F32\ntoy " + settings;
+  return {toy::kOperator, parse_cases(text, "file").front()};
 }
 
 std::string shape_of(const CaseInputs& inputs, std::string_view name) {
@@ -307,7 +316,7 @@ void in_place_reads_late(const Call& call) {
     if (v.p.out.data == v.p.x.data) v.out(0, 0)[0] *= 2;
   });
 }
-std::string always(const Call&) { return "always"; }
+std::string_view always(const Call&) { return "always"; }
 
 // Checks one implementation beside a sound reference and returns what was found.
 std::vector<std::string> findings(void (*run)(const Call&), const std::string& settings = {}) {

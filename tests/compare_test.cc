@@ -152,5 +152,30 @@ TEST(DefaultTolerance, RejectsTruncation) {
   EXPECT_EQ(c.failing, 0) << "each is within one unit; only the share tells";
 }
 
+TEST(Compare, IntegersSayHowManyDifferAndWhere) {
+  const int64_t want[4] = {1, -7, 3, int64_t{1} << 62};
+  const int64_t got[4] = {1, 5, 3, (int64_t{1} << 62) + 1};
+  const Comparison c = compare({got, DType::i64, {4}}, {want, DType::i64, {4}}, {}, false);
+  EXPECT_FALSE(c.equal);
+  EXPECT_EQ(c.failing, 2);
+  EXPECT_EQ(c.max_error, 12);
+  EXPECT_EQ(c.note, "2 of 4 elements, the first at position 1: expected -7, got 5");
+  const uint8_t flags[2] = {0, 1};
+  const uint8_t other[2] = {0, 0};
+  EXPECT_EQ(compare({other, DType::boolean, {2}}, {flags, DType::boolean, {2}}, {}, false).note,
+            "1 of 2 elements, the first at position 1: expected 1, got 0");
+  const Comparison same = compare({want, DType::i64, {4}}, {want, DType::i64, {4}}, {}, false);
+  EXPECT_TRUE(same.equal);
+  EXPECT_EQ(same.note, "");
+}
+
+// The share of a file's tolerance may be any number.
+TEST(Compare, AHugeShareIsAllElements) {
+  const float want[2] = {1, 1};
+  const float got[2] = {1.5F, 1.5F};
+  EXPECT_TRUE(
+      compare({got, DType::f32, {2}}, {want, DType::f32, {2}}, {1e9, 0, 1e300}, false).equal);
+}
+
 }  // namespace
 }  // namespace ehc::cli

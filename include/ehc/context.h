@@ -13,8 +13,16 @@
 
 namespace ehc {
 
-// A thread pool of the caller's. `run(count, body)` calls body(0) ... body(count - 1), in any order
-// and on any threads, and returns when all are done. No bit of any result depends on it.
+// A thread pool of the caller's. `run(count, body)` calls body(0) ... body(count - 1), each once,
+// in any order and on any threads, and returns when none of them runs any more. No bit of any
+// result depends on it. count <= 0: no call.
+//
+// Exceptions. The bodies of the library's operators throw nothing. An executor that is used for
+// other work too should, like the library's own pool, run the rest or leave it out, wait for what
+// has begun, and rethrow the first exception of a body from `run`. What `run` itself throws leaves
+// the operator's call as it is (the one exception to "only ehc::Error", see error.h; the C ABI
+// gives EHC_INTERNAL): outputs are then undefined, inputs unchanged, and context and executor
+// usable.
 class EHC_API Executor {
  public:
   virtual ~Executor() = default;
@@ -38,8 +46,16 @@ class EHC_API Context {
   [[nodiscard]] void* stream() const { return stream_; }
   [[nodiscard]] Executor& executor() const { return *executor_; }
 
-  // Scratch memory on the context's device, which operators use and never grow. Ask an operator's
-  // `*_workspace` function how much it needs. The memory stays the caller's.
+  // Scratch memory on the context's device, which operators use and never grow; it stays the
+  // caller's. A call that needs more than there is throws Error{contract} and says how much; so
+  // does one whose tensors overlap the part that it uses. Contents before and after a call mean
+  // nothing, so calls on one stream can share it.
+  //
+  // `workspace_bytes(context, params)` beside each operator returns what its call needs, in bytes
+  // and for any alignment of `data`: 0 for most. It checks `params` like the operator, throws the
+  // same errors (but none about the workspace), and runs and writes nothing. The answer is a pure
+  // function of shapes, types, strides, the context's device, number of threads and
+  // implementation, and the processor: ask once for calls that agree in these.
   void set_workspace(void* data, size_t bytes);
   [[nodiscard]] void* workspace() const { return workspace_; }
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }

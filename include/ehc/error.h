@@ -1,4 +1,5 @@
-// Errors: the library throws ehc::Error and nothing else; it never aborts and never prints.
+// Errors: the library throws ehc::Error and nothing else (what a caller's own executor throws
+// passes through, see context.h); it never aborts and never prints.
 #pragma once
 
 #include <stdexcept>

@@ -8,7 +8,10 @@
 
 namespace ehc {
 
-// Owns `bytes` bytes on the device of a context, aligned to 256 bytes (host: 64).
+// Owns `bytes` bytes on the device of a context, aligned to 256 bytes (host: 64). Copies run on the
+// context's stream, behind what was enqueued there before, so a download sees what operators of the
+// same stream wrote. The stream must live as long as the buffer is copied; releasing the memory
+// waits for the device.
 class EHC_API Buffer {
  public:
   Buffer() = default;
@@ -22,7 +25,8 @@ class EHC_API Buffer {
 
   [[nodiscard]] void* data() const { return data_; }
   [[nodiscard]] size_t bytes() const { return bytes_; }
-  // Copies all bytes from or to host memory and waits for it.
+  // Copies all bytes from or to host memory and waits for it. Throws Error{internal} when the
+  // driver fails, which may be for work that was enqueued before.
   void upload(const void* host);
   void download(void* host) const;
 
@@ -31,6 +35,7 @@ class EHC_API Buffer {
   size_t bytes_ = 0;
   Device device_ = Device::cpu;
   int device_index_ = 0;
+  void* stream_ = nullptr;
 };
 
 // Waits until everything enqueued on the context's stream is done; nothing to do on the CPU.

@@ -18,13 +18,18 @@ std::span<const T> list(const T* data, size_t count, const char* function, const
   return {data, count};
 }
 
+// A count that no table can need is a mistake of the caller, and would read beyond its memory.
+void check_count(const Schema& schema, const char* what, size_t count, size_t most) {
+  if (count <= most) return;
+  fail(schema, std::string(what) + ": expected at most " + std::to_string(most) + ", got " +
+                   std::to_string(count));
+}
+
 void set_tensors(DynamicCall& call, const ehc_arguments& arguments, const char* function) {
   const Schema& schema = call.schema();
   const auto tensors = list(arguments.tensors, arguments.tensor_count, function, "tensors");
-  if (tensors.size() > schema.tensors.size()) {
-    fail(schema, "tensors: expected at most " + std::to_string(schema.tensors.size()) + ", got " +
-                     std::to_string(tensors.size()));
-  }
+  check_count(schema, "tensors", tensors.size(), schema.tensors.size());
+  check_count(schema, "named_tensors", arguments.named_tensor_count, schema.tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i] == nullptr) continue;
     call.tensor(i) = to_tensor(*tensors[i], schema, schema.tensors[i].name);
@@ -41,6 +46,8 @@ void set_tensors(DynamicCall& call, const ehc_arguments& arguments, const char* 
     }
   }
 }
+
+constexpr size_t kMostIntegers = size_t{1} << 20;  // of one attribute
 
 std::string_view attribute_name(const Schema& schema, const ehc_attribute& attribute) {
   if (attribute.name != nullptr) return attribute.name;
@@ -72,6 +79,10 @@ void set_attribute(DynamicCall& call, const ehc_attribute& attribute) {
       if (attribute.integers == nullptr && attribute.count > 0) {
         fail_attribute(schema, name, "a pointer to integers", "null");
       }
+      if (attribute.count > kMostIntegers) {
+        fail_attribute(schema, name, "at most " + std::to_string(kMostIntegers) + " integers",
+                       std::to_string(attribute.count));
+      }
       return call.set_attribute(
           name, std::vector<int64_t>(attribute.integers, attribute.integers + attribute.count));
     case EHC_TEXT:
@@ -89,6 +100,7 @@ const Operator& operator_of(const ehc_operator* op, const char* function) {
 void set_arguments(DynamicCall& call, const ehc_arguments* arguments, const char* function) {
   const ehc_arguments& all = not_null(arguments, function, "arguments", "arguments");
   set_tensors(call, all, function);
+  check_count(call.schema(), "attributes", all.attribute_count, call.schema().attributes.size());
   for (const ehc_attribute& attribute :
        list(all.attributes, all.attribute_count, function, "attributes")) {
     set_attribute(call, attribute);
@@ -136,7 +148,7 @@ ehc_status ehc_workspace_bytes(const ehc_context* context, const ehc_operator* o
     size_t& out = not_null(bytes, "ehc_workspace_bytes", "bytes", "a place for it");
     ehc::DynamicCall call(operator_of(op, "ehc_workspace_bytes"));
     set_arguments(call, arguments, "ehc_workspace_bytes");
-    out = call.workspace_bytes(where);
+    out = call.plan(where).workspace_bytes;
   });
 }
 

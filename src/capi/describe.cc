@@ -53,7 +53,7 @@ void describe(ehc_operator& out, const Operator& op) {
   for (const TensorSpec& spec : schema.tensors) {
     out.tensors.push_back(describe_tensor(out, spec));
   }
-  std::vector<std::byte> params(op.params_size);
+  std::vector<std::byte> params(op.schema.params_size);
   op.construct(params.data());
   for (const AttributeSpec& spec : schema.attributes) {
     out.attributes.push_back(describe_attribute(out, spec, params.data()));

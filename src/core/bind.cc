@@ -1,9 +1,11 @@
 #include "core/bind.h"
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
 #include "core/linear.h"
+#include "core/text.h"
 
 namespace ehc {
 
@@ -28,88 +30,86 @@ std::string types_text(DTypeSet set) {
   return out;
 }
 
-// One call's check; the steps are methods because they share the schema and the symbols.
-class Binder {
- public:
-  Binder(const Schema& schema, const Arguments& args, Bound& bound)
-      : schema_(schema), args_(args), bound_(bound) {}
+// Limits of ranges: whole ones in full, "2147483647".
+std::string limit_text(double x) {
+  const bool whole = x == std::floor(x) && std::fabs(x) < 1e15;
+  return whole ? std::to_string(static_cast<int64_t>(x)) : number_text(x);
+}
 
-  Tensor& tensor(size_t i) const { return schema_.tensors[i].access(args_.params); }
+constexpr uint32_t kRelated = [] {
+  uint32_t set = 0;
+  for (const Relation& r : kRelations) set |= 1U << r.result;
+  return set;
+}();
 
-  bool holds(const ConditionTerm& term) const {
-    bool value = false;
-    if (term.kind == ConditionTerm::tensor) {
-      value = tensor(term.index).present();
-    } else {
-      const AttributeValue v = attribute_value(schema_, args_, term.index);
-      value = v.present && v.integer == term.value;
-    }
-    return value != term.negated;
+}  // namespace
+
+FrontDoor::FrontDoor(const Schema& schema, const Arguments& args)
+    : schema_(schema), args_(args), params_(args.params) {
+  look_up_tensors(const_cast<void*>(args.params));
+  for (size_t i = 0; i < schema.attributes.size(); ++i) {
+    const AttributeType type = schema.attributes[i].type;
+    if (type != AttributeType::boolean && type != AttributeType::choice) continue;
+    const AttributeValue value = attribute_value(schema, args, i);
+    settings_[i] = value.present ? value.integer : -1;
   }
-  // Does it depend on an attribute that a C++ call does not have?
-  bool open(const ConditionTerm& term) const {
-    return args_.call_values == nullptr && term.kind == ConditionTerm::attribute &&
-           schema_.attributes[term.index].call_only;
-  }
-  bool holds(const Condition& c) const {
-    for (uint8_t i = 0; i < c.count; ++i) {
-      if (!open(c.any[i]) && holds(c.any[i])) return true;
-    }
-    return c.count == 0;
-  }
-  bool open(const Condition& c) const {
-    for (uint8_t i = 0; i < c.count; ++i) {
-      if (open(c.any[i])) return true;
-    }
-    return false;
-  }
+}
 
-  const Shape& shape_of(const TensorSpec& spec) const {
-    return spec.second_shape.rank > 0 && holds(spec.second_condition) ? spec.second_shape
-                                                                      : spec.shape;
+void FrontDoor::look_up_tensors(void* params) {
+  size_t i = 0;
+  for (const TensorSpec& spec : schema_.tensors) {
+    tensors_[i] = &spec.access(params);
+    present_ |= TensorSet{tensors_[i]->present()} << i;
+    ++i;
   }
+}
 
-  void check_attribute(size_t index) const;
-  void check_groups(bool outputs) const;
-  // True when all dimensions are settled; with `may_defer` some may wait for other tensors.
-  bool bind_tensor(size_t index, bool may_defer);
-  bool bind_dim(size_t index, const Expression& e, int64_t got, bool may_defer);
-  void set_symbol(size_t index, Symbol s, int64_t value);
-  void check_ranges() const;
-  void apply_relations();
-  DTypeSet allowed_types(const TensorSpec& spec) const;
-  std::string expected(const TensorSpec& spec) const;
+void FrontDoor::mismatch(size_t index) const {
+  const TensorSpec& spec = schema_.tensors[index];
+  fail_tensor(schema_, spec.name, expected(spec), describe(*tensors_[index]));
+}
 
-  [[noreturn]] void mismatch(size_t index) const {
-    const TensorSpec& spec = schema_.tensors[index];
-    fail_tensor(schema_, spec.name, expected(spec), describe(tensor(index)));
+bool FrontDoor::holds(const Condition& c) const {
+  for (uint8_t i = 0; i < c.count; ++i) {
+    const ConditionTerm& term = c.any[i];
+    if (term.call_only && args_.call_values == nullptr) continue;
+    const bool value = term.kind == ConditionTerm::tensor ? is_present(term.index)
+                                                          : settings_[term.index] == term.value;
+    if (value != term.negated) return true;
   }
+  return c.count == 0;
+}
 
- private:
-  const Schema& schema_;
-  const Arguments& args_;
-  Bound& bound_;
-};
+bool FrontDoor::is_open(const Condition& c) const {
+  bool call_only = false;
+  for (uint8_t i = 0; i < c.count; ++i) call_only = call_only || c.any[i].call_only;
+  return call_only && args_.call_values == nullptr;
+}
 
-DTypeSet Binder::allowed_types(const TensorSpec& spec) const {
+const Shape& FrontDoor::shape_of(const TensorSpec& spec) const {
+  return spec.second_shape.rank > 0 && holds(spec.second_condition) ? spec.second_shape
+                                                                    : spec.shape;
+}
+
+DTypeSet FrontDoor::allowed_types(const TensorSpec& spec) const {
   if (spec.dtype_rule == DTypeRule::activation && bound_.activation != DType::none) {
     return set_of(bound_.activation);
   }
   if (spec.dtype_rule == DTypeRule::given) {
-    if (!spec.dtype_source_is_attribute) return set_of(tensor(spec.dtype_source_index).dtype);
+    if (!spec.dtype_source_is_attribute) return set_of(tensors_[spec.dtype_source_index]->dtype);
     if (args_.call_values != nullptr) {
       const AttributeSpec& a = schema_.attributes[spec.dtype_source_index];
       const auto value = attribute_value(schema_, args_, spec.dtype_source_index);
       const std::string_view choice = choice_name(a.choices, value.integer);
       if (const auto type = dtype_from_name(choice)) return set_of(*type);
-      return set_of(tensor(static_cast<size_t>(schema_.tensor_index(choice, false))).dtype);
+      return set_of(tensors_[static_cast<size_t>(schema_.tensor_index(choice, false))]->dtype);
     }
   }
   return spec.dtypes;
 }
 
 // "F32[33,4,n]": numbers where known, names where not.
-std::string Binder::expected(const TensorSpec& spec) const {
+std::string FrontDoor::expected(const TensorSpec& spec) const {
   std::string out = types_text(allowed_types(spec)) + "[";
   const Shape& shape = shape_of(spec);
   for (uint8_t k = 0; k < shape.rank; ++k) {
@@ -131,9 +131,8 @@ std::string Binder::expected(const TensorSpec& spec) const {
   return out + "]";
 }
 
-void Binder::check_attribute(size_t index) const {
-  const AttributeSpec& a = schema_.attributes[index];
-  const AttributeValue v = attribute_value(schema_, args_, index);
+// Texts are made on failure only.
+void FrontDoor::check_attribute(const AttributeSpec& a, const AttributeValue& v) const {
   if (!v.present) {
     if (a.call_only && args_.call_values == nullptr) return;
     const bool has_default = !a.computed.empty();
@@ -146,24 +145,23 @@ void Binder::check_attribute(size_t index) const {
     }
     fail_attribute(schema_, a.name, "a value" + when, "none");
   }
+  if (a.type == AttributeType::choice && (v.integer < 0 || v.integer >= a.choice_count)) {
+    fail_attribute(schema_, a.name, "one of " + std::string(a.choices),
+                   "position " + std::to_string(v.integer));
+  }
   if (!a.has_range) return;
   const auto in_range = [&](double x) {
     return std::isfinite(x) && (a.least_is_open ? x > a.least : x >= a.least) && x <= a.most;
   };
-  const auto number = [](double x) {
-    std::string text = std::to_string(x);
-    if (x == std::floor(x) && std::fabs(x) < 1e15) text = std::to_string(static_cast<int64_t>(x));
-    return text;
-  };
   const auto refuse = [&](const std::string& got) {
     const std::string range = std::isinf(a.most)
-                                  ? (a.least_is_open ? "> " : ">= ") + number(a.least)
-                                  : "in [" + number(a.least) + "," + number(a.most) + "]";
+                                  ? (a.least_is_open ? "> " : ">= ") + limit_text(a.least)
+                                  : "in [" + limit_text(a.least) + "," + limit_text(a.most) + "]";
     const char* finite = a.type == AttributeType::real ? "a finite number " : "";
     fail_attribute(schema_, a.name, finite + range, got);
   };
   if (a.type == AttributeType::real) {
-    if (!in_range(v.real)) refuse(std::isfinite(v.real) ? number(v.real) : std::to_string(v.real));
+    if (!in_range(v.real)) refuse(number_text(v.real));
   } else if (a.type == AttributeType::integers) {
     for (const int64_t x : v.integers) {
       if (!in_range(static_cast<double>(x))) refuse(std::to_string(x));
@@ -173,55 +171,63 @@ void Binder::check_attribute(size_t index) const {
   }
 }
 
-void Binder::check_groups(bool outputs) const {
+void FrontDoor::bind_attribute(const AttributeSpec& a, const AttributeValue& v) {
+  if (a.binds.count == 0 || !v.present) return;
+  const bool list = a.type == AttributeType::integers;
+  const int64_t value = list ? static_cast<int64_t>(v.integers.size()) : v.integer;
+  const Linear l = evaluate(a.binds, bound_.symbols);
+  int64_t solved = 0;
+  const SymbolInfo& info = kSymbols[l.unknown >= 0 ? l.unknown : 0];
+  const bool fits = l.unknown < 0
+                        ? l.solvable && l.value == value
+                        : solve(l, value, solved) && solved >= info.least && solved <= info.most;
+  if (!fits) {
+    fail_attribute(schema_, a.name,
+                   std::string(list ? "a list of length " : "") + std::string(a.binds_text) +
+                       (l.unknown < 0 ? " = " + std::to_string(l.value) : " in its range"),
+                   std::to_string(value));
+  }
+  if (l.unknown >= 0) bound_.symbols.set(static_cast<Symbol>(l.unknown), solved);
+}
+
+void FrontDoor::check_groups(bool outputs) const {
   for (const GroupSpec& g : schema_.groups) {
-    if (schema_.tensors[g.first[0]].is_output != outputs) continue;
-    const auto count = [&](const auto& list, uint8_t size) {
-      int present = 0;
-      for (uint8_t i = 0; i < size; ++i) present += tensor(list[i]).present() ? 1 : 0;
-      return present;
-    };
-    const int first = count(g.first, g.first_count);
-    const int second = count(g.second, g.second_count);
-    const auto listed = [&] {
-      std::string names;
-      for (const auto& [list, size] :
-           {std::pair{g.first, g.first_count}, {g.second, g.second_count}})
-        for (uint8_t i = 0; i < size; ++i)
-          if (tensor(list[i]).present())
-            names +=
-                (names.empty() ? "'" : ", '") + std::string(schema_.tensors[list[i]].name) + "'";
-      return names.empty() ? std::string("none") : names;
-    };
-    const auto quoted = [&] {
-      return "tensor '" + std::string(schema_.tensors[g.first[0]].name) + "': expected ";
-    };
-    if (g.kind == GroupSpec::all_or_none) {
-      if (first != 0 && first != g.first_count) {
-        fail(schema_, quoted() + "all or none of '" + std::string(g.text) + "', got " + listed());
-      }
-    } else if (!((first == g.first_count && second == 0) ||
-                 (first == 0 && second == g.second_count))) {
-      fail(schema_, quoted() + "either side of '" + std::string(g.text) + "', got " + listed());
+    if (g.of_outputs != outputs) continue;
+    const TensorSet first = present_ & g.first_set;
+    const TensorSet second = present_ & g.second_set;
+    const bool all_or_none = g.kind == GroupSpec::all_or_none;
+    if (all_or_none
+            ? first == 0 || first == g.first_set
+            : (first == g.first_set && second == 0) || (first == 0 && second == g.second_set)) {
+      continue;
     }
+    std::string names;
+    for (size_t i = 0; i < schema_.tensors.size(); ++i) {
+      if (((first | second) >> i & 1U) == 0) continue;
+      names += (names.empty() ? "'" : ", '") + std::string(schema_.tensors[i].name) + "'";
+    }
+    fail(schema_, "tensor '" + std::string(schema_.tensors[g.first[0]].name) + "': expected " +
+                      (all_or_none ? "all or none of '" : "either side of '") +
+                      std::string(g.text) + "', got " + (names.empty() ? "none" : names));
   }
 }
 
-void Binder::set_symbol(size_t index, Symbol s, int64_t value) {
+void FrontDoor::set_symbol(size_t index, Symbol s, int64_t value) {
   const SymbolInfo& info = kSymbols[s];
   if (value < info.least || value > info.most) {
     const std::string range = info.most == kUnlimited ? " >= " + std::to_string(info.least)
                                                       : " in [" + std::to_string(info.least) + "," +
                                                             std::to_string(info.most) + "]";
     fail_tensor(schema_, schema_.tensors[index].name, std::string(info.name) + range,
-                describe(tensor(index)));
+                describe(*tensors_[index]));
   }
   bound_.symbols.set(s, value);
   apply_relations();
 }
 
-void Binder::apply_relations() {
-  for (const Relation& r : relations()) {
+void FrontDoor::apply_relations() {
+  if ((schema_.symbols & kRelated & ~bound_.symbols.bound) == 0) return;
+  for (const Relation& r : kRelations) {
     const uint32_t known = bound_.symbols.bound & schema_.symbols;
     if (bound_.symbols.has(r.result) || (schema_.symbols >> r.result & 1U) == 0) continue;
     if ((known & r.needs) != r.needs) continue;
@@ -230,17 +236,16 @@ void Binder::apply_relations() {
   }
 }
 
-// True when the dimension is settled; false when it has to wait for other symbols.
-bool Binder::bind_dim(size_t index, const Expression& e, int64_t got, bool may_defer) {
-  if (e.is_symbol()) {
-    const Symbol s = e.steps[0].value;
-    if (!bound_.symbols.has(s)) {
-      set_symbol(index, s, got);
-    } else if (bound_.symbols.value[s] != got) {
-      mismatch(index);
-    }
-    return true;
+inline void FrontDoor::bind_symbol(size_t index, Symbol s, int64_t got) {
+  if (!bound_.symbols.has(s)) {
+    set_symbol(index, s, got);
+  } else if (bound_.symbols.value[s] != got) {
+    mismatch(index);
   }
+}
+
+// True when the dimension is settled; false when it has to wait for other symbols.
+bool FrontDoor::bind_expression(size_t index, const Expression& e, int64_t got, bool may_defer) {
   const Linear v = evaluate(e, bound_.symbols);
   if (v.unknown < 0) {
     if (!v.solvable || v.value != got) mismatch(index);
@@ -255,10 +260,9 @@ bool Binder::bind_dim(size_t index, const Expression& e, int64_t got, bool may_d
   return false;
 }
 
-bool Binder::bind_tensor(size_t index, bool may_defer) {
+bool FrontDoor::bind_tensor(size_t index, bool may_defer) {
   const TensorSpec& spec = schema_.tensors[index];
-  const Tensor& t = tensor(index);
-  if (!t.present()) return true;
+  const Tensor& t = *tensors_[index];
   bool settled = true;
   if (!contains(allowed_types(spec), t.dtype)) mismatch(index);
   if (spec.dtype_rule == DTypeRule::activation) bound_.activation = t.dtype;
@@ -269,29 +273,15 @@ bool Binder::bind_tensor(size_t index, bool may_defer) {
   for (int k = 0; k < t.rank; ++k) {
     if (t.shape[k] < 0) mismatch(index);
   }
-  int lead = leads ? 1 : 0;
+  int at = 0;  // the dimension of t that comes next
   if (leads && schema_.flattens) {
-    if (bound_.lead_rank == 0) {
-      if (t.rank < shape.rank) mismatch(index);
-      bound_.lead_rank = t.rank - shape.rank + 1;
-      int64_t tokens = 1;
-      for (int k = 0; k < bound_.lead_rank; ++k) {
-        bound_.lead[k] = t.shape[k];
-        if (__builtin_mul_overflow(tokens, t.shape[k], &tokens)) mismatch(index);
-      }
-      set_symbol(index, symbol("T"), tokens);
+    if (bound_.lead_rank == 0) bind_leading_dimensions(index, t.rank - shape.rank + 1);
+    if (t.rank != shape.rank - 1 + bound_.lead_rank) mismatch(index);
+    for (; at < bound_.lead_rank; ++at) {
+      if (t.shape[at] != bound_.lead[at]) mismatch(index);
     }
-    lead = bound_.lead_rank;
-    if (t.rank != shape.rank - 1 + lead) mismatch(index);
-    for (int k = 0; k < lead; ++k) {
-      if (t.shape[k] != bound_.lead[k]) mismatch(index);
-    }
-  } else if (leads) {
-    if (t.rank < 1) mismatch(index);
-    bind_dim(index, shape.dims[0], t.shape[0], false);
   }
-  int at = lead;
-  for (uint8_t k = leads ? 1 : 0; k < shape.rank; ++k) {
+  for (uint8_t k = at > 0 ? 1 : 0; k < shape.rank; ++k) {
     const Expression& e = shape.dims[k];
     if (e.optional_axis && t.rank - at == shape.rank - k - 1) {
       if (bound_.symbols.has(e.steps[0].value) && bound_.symbols.value[e.steps[0].value] != 1) {
@@ -300,13 +290,28 @@ bool Binder::bind_tensor(size_t index, bool may_defer) {
       continue;
     }
     if (at >= t.rank) mismatch(index);
-    settled = bind_dim(index, e, t.shape[at++], may_defer) && settled;
+    if (e.is_symbol()) {
+      bind_symbol(index, e.steps[0].value, t.shape[at++]);
+    } else if (!bind_expression(index, e, t.shape[at++], may_defer)) {
+      settled = false;
+    }
   }
   if (at != t.rank) mismatch(index);
   return settled;
 }
 
-}  // namespace
+// The first tensor that T leads says which dimensions T stands for.
+void FrontDoor::bind_leading_dimensions(size_t index, int lead) {
+  const Tensor& t = *tensors_[index];
+  if (lead < 1) mismatch(index);
+  bound_.lead_rank = lead;
+  int64_t tokens = 1;
+  for (int k = 0; k < lead; ++k) {
+    bound_.lead[k] = t.shape[k];
+    if (__builtin_mul_overflow(tokens, t.shape[k], &tokens)) mismatch(index);
+  }
+  set_symbol(index, symbol("T"), tokens);
+}
 
 void fail(const Schema& schema, const std::string& what) {
   throw Error(ErrorKind::contract, std::string(schema.name) + ": " + what);
@@ -332,91 +337,71 @@ AttributeValue attribute_value(const Schema& schema, const Arguments& args, size
   return args.call_values != nullptr ? args.call_values[index] : a.call_default;
 }
 
-Bound bind_inputs(const Schema& schema, const Arguments& args, Derive derive) {
-  Bound bound;
-  Binder b(schema, args, bound);
-  for (size_t i = 0; i < schema.tensors.size(); ++i) {
-    const TensorSpec& spec = schema.tensors[i];
-    if (!spec.is_output && !spec.is_optional && !b.tensor(i).present()) b.mismatch(i);
+void FrontDoor::bind_inputs(Derive derive) {
+  if (const TensorSet missing = schema_.required_inputs & ~present_; missing != 0) {
+    mismatch(static_cast<size_t>(std::countr_zero(missing)));
   }
-  b.check_groups(false);
-  for (size_t i = 0; i < schema.attributes.size(); ++i) {
-    b.check_attribute(i);
-    const AttributeSpec& a = schema.attributes[i];
-    const AttributeValue v = attribute_value(schema, args, i);
-    if (a.binds.count == 0 || !v.present) continue;
-    const bool list = a.type == AttributeType::integers;
-    const int64_t value = list ? static_cast<int64_t>(v.integers.size()) : v.integer;
-    const Linear l = evaluate(a.binds, bound.symbols);
-    int64_t solved = 0;
-    const SymbolInfo& info = kSymbols[l.unknown >= 0 ? l.unknown : 0];
-    const bool fits = l.unknown < 0
-                          ? l.solvable && l.value == value
-                          : solve(l, value, solved) && solved >= info.least && solved <= info.most;
-    if (!fits) {
-      fail_attribute(schema, a.name,
-                     std::string(list ? "a list of length " : "") + std::string(a.binds_text) +
-                         (l.unknown < 0 ? " = " + std::to_string(l.value) : " in its range"),
-                     std::to_string(value));
-    }
-    if (l.unknown >= 0) bound.symbols.set(static_cast<Symbol>(l.unknown), solved);
+  check_groups(false);
+  for (size_t i = 0; i < schema_.attributes.size(); ++i) {
+    const AttributeSpec& spec = schema_.attributes[i];
+    if (spec.call_only && args_.call_values == nullptr) continue;
+    const AttributeValue value = attribute_value(schema_, args_, i);
+    check_attribute(spec, value);
+    bind_attribute(spec, value);
   }
-  for (const SymbolDefault& s : schema.defaults) {
-    if (!b.tensor(s.tensor_index).present()) bound.symbols.set(s.index, s.value);
+  for (const SymbolDefault& s : schema_.defaults) {
+    if (!is_present(s.tensor_index)) bound_.symbols.set(s.index, s.value);
   }
-  uint64_t waiting = 0;
-  static_assert(kMaxTensors <= 64);
-  for (size_t i = 0; i < schema.tensors.size(); ++i) {
-    if (!schema.tensors[i].is_output && !b.bind_tensor(i, true)) waiting |= uint64_t{1} << i;
+  TensorSet waiting = 0;
+  for (TensorSet rest = present_ & schema_.inputs; rest != 0; rest &= rest - 1) {
+    if (!bind_tensor(static_cast<size_t>(std::countr_zero(rest)), true)) waiting |= rest & -rest;
   }
-  for (size_t i = 0; waiting >> i != 0; ++i) {
-    if ((waiting >> i & 1U) != 0) b.bind_tensor(i, false);
+  for (; waiting != 0; waiting &= waiting - 1) {
+    bind_tensor(static_cast<size_t>(std::countr_zero(waiting)), false);
   }
-  b.apply_relations();
-  if (derive != nullptr) derive(bound, args.params);
-  return bound;
+  apply_relations();
+  if (derive != nullptr) derive(bound_, args_.params);
 }
 
-void check_outputs(const Schema& schema, const Arguments& args, Bound& bound) {
-  Binder b(schema, args, bound);
-  b.check_groups(true);
-  for (size_t i = 0; i < schema.tensors.size(); ++i) {
-    const TensorSpec& spec = schema.tensors[i];
+void FrontDoor::check_outputs() {
+  check_groups(true);
+  for (size_t i = 0; i < schema_.tensors.size(); ++i) {
+    const TensorSpec& spec = schema_.tensors[i];
     if (!spec.is_output) continue;
-    const Tensor& t = b.tensor(i);
-    const bool wanted = b.holds(spec.condition);
-    if (wanted && !spec.is_optional && !t.present()) b.mismatch(i);
-    if (!wanted && !b.open(spec.condition) && t.present()) {
-      fail_tensor(schema, spec.name,
-                  "no such output here (it needs " + std::string(spec.condition_text) + ")",
-                  describe(t));
+    const bool wanted = holds(spec.condition);
+    if (!is_present(i)) {
+      if (wanted && !spec.is_optional) mismatch(i);
+      continue;
     }
-    b.bind_tensor(i, false);
+    if (!wanted && !is_open(spec.condition)) {
+      fail_tensor(schema_, spec.name,
+                  "no such output here (it needs " + std::string(spec.condition_text) + ")",
+                  describe(*tensors_[i]));
+    }
+    bind_tensor(i, false);
   }
 }
 
-Tensor infer_output(const Schema& schema, const Arguments& args, const Bound& bound, size_t index) {
-  Bound copy = bound;
-  Binder b(schema, args, copy);
-  const TensorSpec& spec = schema.tensors[index];
+Tensor FrontDoor::infer_output(size_t index) const {
+  const TensorSpec& spec = schema_.tensors[index];
   Tensor t;
-  if (!b.holds(spec.condition)) return t;
-  const DTypeSet types = b.allowed_types(spec);
+  if (!holds(spec.condition)) return t;
+  const DTypeSet types = allowed_types(spec);
   for (int i = 1; i < kDTypeCount; ++i) {
     if (contains(types, static_cast<DType>(i))) t.dtype = static_cast<DType>(i);
   }
-  const Shape& shape = b.shape_of(spec);
+  const Shape& shape = shape_of(spec);
   const auto append = [&](int64_t dim) { t.shape[t.rank++] = dim; };
   for (uint8_t k = 0; k < shape.rank; ++k) {
     const Expression& e = shape.dims[k];
-    if (k == 0 && shape.leads_with_tokens() && bound.lead_rank > 0) {
-      for (int lead = 0; lead < bound.lead_rank; ++lead) append(bound.lead[lead]);
-    } else if (e.optional_axis && !bound.symbols.has(e.steps[0].value)) {
+    if (k == 0 && shape.leads_with_tokens() && bound_.lead_rank > 0) {
+      for (int lead = 0; lead < bound_.lead_rank; ++lead) append(bound_.lead[lead]);
+    } else if (e.optional_axis && !bound_.symbols.has(e.steps[0].value)) {
       continue;
     } else {
-      const Linear v = evaluate(e, bound.symbols);
+      const Linear v = evaluate(e, bound_.symbols);
       if (v.unknown >= 0 || !v.solvable || v.value < 0) {
-        fail_tensor(schema, spec.name, "inputs that fix its shape", b.expected(spec));
+        fail_tensor(schema_, spec.name, "inputs that fix its shape", expected(spec));
       }
       append(v.value);
     }

@@ -1,6 +1,7 @@
 // The front door: one generic check of an operator's arguments against its table.
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "core/schema.h"
@@ -15,37 +16,93 @@ struct Bound {
   int lead_rank = 0;
   int64_t lead[kMaxRank] = {};
 
-  [[nodiscard]] int64_t operator[](std::string_view name) const {
-    return symbols.value[symbol(name)];
-  }
+  // A symbol's name, looked up by the compiler: bound["T"].
+  struct Name {
+    consteval Name(const char* text) : index(symbol(text)) {}
+    Symbol index;
+  };
+  [[nodiscard]] int64_t operator[](Name name) const { return symbols.value[name.index]; }
 };
 
 // Arguments of one call as the table sees them: the parameter struct, and values of the call-only
 // attributes when the call came by name (`ehc op`, C ABI). A C++ caller has none: there the
 // outputs that are present say what is wanted.
 struct Arguments {
-  void* params = nullptr;
+  const void* params = nullptr;
   const AttributeValue* call_values = nullptr;  // by attribute position; null: a C++ call
+  // Room for a second struct: where leading dimensions flatten, check_layout puts a changed copy
+  // there, instead of copying every call's.
+  void* flattened = nullptr;
 };
 
 // Value of attribute `index`, from the struct or the call.
 AttributeValue attribute_value(const Schema& schema, const Arguments& args, size_t index);
 
-// Steps of the check, each throwing Error{contract}. `derive` may set symbols that the operator
-// computes (numbers of partials, say) once the inputs are bound.
+// May set symbols that the operator computes (numbers of partials, say) once the inputs are bound.
 using Derive = void (*)(Bound& bound, const void* params);
 
-// Checks attributes and inputs, and binds the symbols.
-Bound bind_inputs(const Schema& schema, const Arguments& args, Derive derive);
+// The check of one call, step by step; each step throws Error{contract}. Looks up every argument
+// once: at T = 1 the front door is a good part of what a call costs.
+class FrontDoor {
+ public:
+  FrontDoor(const Schema& schema, const Arguments& args);
 
-// Checks which outputs are there, their shapes, layout, overlap, and that every tensor lies on
-// `device`; flattens leading dimensions in the struct.
-void check_outputs(const Schema& schema, const Arguments& args, Bound& bound);
-void check_layout(const Schema& schema, const Arguments& args, const Bound& bound, Device device,
-                  int device_index);
+  // Checks attributes and inputs, and binds the symbols.
+  void bind_inputs(Derive derive);
+  // Checks which outputs are there, and their types and shapes.
+  void check_outputs();
+  // Checks that every tensor lies on `device`, its pointer, strides and what it overlaps; flattens
+  // leading dimensions in `params`.
+  void check_layout(Device device, int device_index);
 
-// Shape and dtype of output `index` for a call by name; dtype none when it is not made.
-Tensor infer_output(const Schema& schema, const Arguments& args, const Bound& bound, size_t index);
+  [[nodiscard]] const Bound& bound() const { return bound_; }
+  // The struct to run on; after check_layout.
+  [[nodiscard]] const void* params() const { return params_; }
+  // Shape and dtype of output `index`, once inputs are bound; dtype none when it is not made.
+  [[nodiscard]] Tensor infer_output(size_t index) const;
+  // The workspace [data, data + bytes) must share no byte with a tensor; after check_layout.
+  void check_workspace(const void* data, size_t bytes) const;
+
+ private:
+  // Bytes [begin, end) that a tensor touches.
+  struct Extent {
+    uintptr_t begin;
+    uintptr_t end;
+  };
+
+  void look_up_tensors(void* params);
+  [[nodiscard]] bool is_present(size_t tensor) const { return (present_ >> tensor & 1U) != 0; }
+  [[nodiscard]] bool holds(const Condition& condition) const;
+  // Does it depend on an attribute that a C++ call does not have?
+  [[nodiscard]] bool is_open(const Condition& condition) const;
+  [[nodiscard]] const Shape& shape_of(const TensorSpec& spec) const;
+  [[nodiscard]] DTypeSet allowed_types(const TensorSpec& spec) const;
+  [[nodiscard]] std::string expected(const TensorSpec& spec) const;
+
+  void check_attribute(const AttributeSpec& spec, const AttributeValue& value) const;
+  void bind_attribute(const AttributeSpec& spec, const AttributeValue& value);
+  void check_groups(bool outputs) const;
+  // True when all dimensions are settled; with `may_defer` some may wait for other tensors.
+  bool bind_tensor(size_t index, bool may_defer);
+  void bind_leading_dimensions(size_t index, int lead);
+  void bind_symbol(size_t index, Symbol s, int64_t got);
+  bool bind_expression(size_t index, const Expression& e, int64_t got, bool may_defer);
+  void set_symbol(size_t index, Symbol s, int64_t value);
+  void apply_relations();
+
+  void check_overlaps(TensorSet live, const Extent* extents) const;
+
+  [[noreturn]] void mismatch(size_t index) const;
+
+  const Schema& schema_;
+  const Arguments& args_;
+  const void* params_;
+  Bound bound_;
+  TensorSet present_ = 0;
+  // Filled as far as the table goes. `settings_`: booleans and choices, -1 when there is no value.
+  std::array<Tensor*, kMaxTensors> tensors_;
+  std::array<int64_t, kMaxAttributes> settings_;
+};
 
 // "F32[33,4,5]", or "none" when absent.
 std::string describe(const Tensor& tensor);

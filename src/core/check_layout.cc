@@ -1,7 +1,9 @@
 // The front door's last step: where tensors lie in memory. Devices, pointers, alignment, strides,
 // leading dimensions that flatten, and which tensors may overlap.
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <cstring>
 
 #include "core/bind.h"
 
@@ -43,16 +45,15 @@ void flatten(const Schema& schema, const TensorSpec& spec, Tensor& t, int lead) 
   t = flat;
 }
 
-// Bytes [begin, end) that a tensor touches.
-struct Extent {
-  uintptr_t begin;
-  uintptr_t end;
-};
-Extent extent_of(const Tensor& t, int first_axis) {
+// Elements from the first to the last of axes `first_axis` on.
+int64_t span_of(const Tensor& t, int first_axis) {
   int64_t last = 0;
   for (int k = first_axis; k < t.rank; ++k) last += (t.shape[k] - 1) * t.stride[k];
-  const auto begin = reinterpret_cast<uintptr_t>(t.data);
-  return {begin, begin + static_cast<uintptr_t>(last + 1) * size_of(t.dtype)};
+  return last + 1;
+}
+
+bool is_empty(const Tensor& t) {
+  return std::any_of(t.shape, t.shape + t.rank, [](int64_t dim) { return dim == 0; });
 }
 
 // For tensors whose extents meet.
@@ -61,13 +62,16 @@ bool share_elements(const Tensor& a, const Tensor& b) {
   if (a.rank == 0 || b.rank == 0) return true;
   const auto period = static_cast<uintptr_t>(a.stride[0]) * size_of(a.dtype);
   if (period == 0 || period != static_cast<uintptr_t>(b.stride[0]) * size_of(b.dtype)) return true;
-  const Extent ia = extent_of(a, 1);
-  const Extent ib = extent_of(b, 1);
-  const uintptr_t low = ia.begin < ib.begin ? ia.begin : ib.begin;
-  const uintptr_t at_a = (ia.begin - low) % period;
-  const uintptr_t at_b = (ib.begin - low) % period;
-  const uintptr_t end_a = at_a + (ia.end - ia.begin);
-  const uintptr_t end_b = at_b + (ib.end - ib.begin);
+  const auto row = [](const Tensor& t) {
+    return static_cast<uintptr_t>(span_of(t, 1)) * size_of(t.dtype);
+  };
+  const auto address_a = reinterpret_cast<uintptr_t>(a.data);
+  const auto address_b = reinterpret_cast<uintptr_t>(b.data);
+  const uintptr_t low = std::min(address_a, address_b);
+  const uintptr_t at_a = (address_a - low) % period;
+  const uintptr_t at_b = (address_b - low) % period;
+  const uintptr_t end_a = at_a + row(a);
+  const uintptr_t end_b = at_b + row(b);
   return !(end_a <= at_b && end_b <= period) && !(end_b <= at_a && end_a <= period);
 }
 
@@ -79,32 +83,8 @@ bool same_view(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-void check_strides(const Schema& schema, const TensorSpec& spec, const Tensor& t) {
-  // Texts are made on failure only; `k` < 0: without the dimension.
-  const auto bad = [&](const char* expected, const char* prefix, int64_t stride, int k) {
-    fail_tensor(
-        schema, spec.name, expected,
-        prefix + std::to_string(stride) + (k < 0 ? "" : " at dimension " + std::to_string(k)));
-  };
-  int64_t extent = 1;
-  int64_t last = 0;
-  for (int k = t.rank - 1; k >= 0; --k) {
-    int64_t span = 0;
-    if (t.stride[k] < 0) bad("strides >= 0", "", t.stride[k], k);
-    if (!multiply(t.shape[k] - 1, t.stride[k], span) || !add(last, span, last) ||
-        last > INT64_MAX / 16) {
-      bad("an extent below 2^59 elements", "stride ", t.stride[k], k);
-    }
-    if (t.shape[k] == 1) continue;
-    if (k == t.rank - 1 && t.stride[k] != 1) {
-      bad("stride 1 in the last dimension", "", t.stride[k], -1);
-    }
-    if (!spec.is_packed) continue;
-    if (t.stride[k] != extent) bad("a contiguous tensor", "stride ", t.stride[k], k);
-    extent *= t.shape[k];
-  }
-  if (!spec.is_output) return;
-  // Elements of an output must be distinct: each axis, by ascending stride, steps over the last.
+// Do the axes of an output, by ascending stride, each step over the ones before?
+bool elements_are_distinct(const Tensor& t, int& culprit) {
   bool used[kMaxRank] = {};
   int64_t reach = 1;
   for (int step = 0; step < t.rank; ++step) {
@@ -114,69 +94,121 @@ void check_strides(const Schema& schema, const TensorSpec& spec, const Tensor& t
     }
     if (next < 0) break;
     used[next] = true;
-    if (t.stride[next] < reach) {
-      bad("an output without overlapping elements", "stride ", t.stride[next], next);
-    }
+    culprit = next;
+    if (t.stride[next] < reach) return false;
     reach = (t.shape[next] - 1) * t.stride[next] + reach;
   }
+  return true;
+}
+
+// Returns span_of(t, 0), which then does not overflow. `t` is not empty.
+int64_t check_strides(const Schema& schema, const TensorSpec& spec, const Tensor& t) {
+  // Texts are made on failure only; `k` < 0: without the dimension.
+  const auto bad = [&](const char* expected, const char* prefix, int64_t stride, int k) {
+    fail_tensor(
+        schema, spec.name, expected,
+        prefix + std::to_string(stride) + (k < 0 ? "" : " at dimension " + std::to_string(k)));
+  };
+  int64_t last = 0;
+  bool nested = true;  // each axis steps over all that follow it: the usual case
+  for (int k = t.rank - 1; k >= 0; --k) {
+    if (t.stride[k] < 0) bad("strides >= 0", "", t.stride[k], k);
+    if (t.shape[k] == 1) continue;
+    if (k == t.rank - 1 && t.stride[k] != 1) {
+      bad("stride 1 in the last dimension", "", t.stride[k], -1);
+    }
+    if (spec.is_packed && t.stride[k] != last + 1) {
+      bad("a contiguous tensor", "stride ", t.stride[k], k);
+    }
+    nested = nested && t.stride[k] > last;
+    int64_t span = 0;
+    if (!multiply(t.shape[k] - 1, t.stride[k], span) || !add(last, span, last) ||
+        last > INT64_MAX / 16) {
+      bad("an extent below 2^59 elements", "stride ", t.stride[k], k);
+    }
+  }
+  int culprit = 0;
+  if (spec.is_output && !nested && !elements_are_distinct(t, culprit)) {
+    bad("an output without overlapping elements", "stride ", t.stride[culprit], culprit);
+  }
+  return last + 1;
+}
+
+std::string place_text(Device device, int index) {
+  if (device == Device::cpu) return "cpu";
+  if (device == Device::cuda) return "cuda:" + std::to_string(index);
+  return "unknown device " + std::to_string(static_cast<int>(device));
 }
 
 }  // namespace
 
-void check_layout(const Schema& schema, const Arguments& args, const Bound& bound, Device device,
-                  int device_index) {
-  struct Live {
-    size_t index;
-    const Tensor* tensor;
-    Extent extent;
-    bool is_output;
-  };
-  Live live[kMaxTensors];
-  size_t count = 0;
-  for (size_t i = 0; i < schema.tensors.size(); ++i) {
-    const TensorSpec& spec = schema.tensors[i];
-    Tensor& t = spec.access(args.params);
-    if (!t.present()) continue;
-    if (t.device != device || (device == Device::cuda && t.device_index != device_index)) {
-      const auto name = [](Device d, int index) {
-        return d == Device::cpu ? std::string("cpu") : "cuda:" + std::to_string(index);
-      };
-      fail_tensor(schema, spec.name, "memory on " + name(device, device_index),
-                  name(t.device, t.device_index));
-    }
-    if (spec.shape.leads_with_tokens() && schema.flattens)
-      flatten(schema, spec, t, bound.lead_rank);
-    if (t.numel() == 0) continue;
-    if (t.data == nullptr) fail_tensor(schema, spec.name, "a pointer to data", "null");
-    if ((reinterpret_cast<uintptr_t>(t.data) & (size_of(t.dtype) - 1)) != 0) {
-      fail_tensor(schema, spec.name,
-                  "an address that is a multiple of " + std::to_string(size_of(t.dtype)),
-                  "address mod " + std::to_string(size_of(t.dtype)) + " = " +
-                      std::to_string(reinterpret_cast<uintptr_t>(t.data) % size_of(t.dtype)));
-    }
-    check_strides(schema, spec, t);
-    Live& entry = live[count++];  // field by field: a copied aggregate stalls on its own stores
-    entry.index = i;
-    entry.tensor = &t;
-    entry.extent = extent_of(t, 0);
-    entry.is_output = spec.is_output;
+void FrontDoor::check_layout(Device device, int device_index) {
+  const bool flattens = schema_.flattens && bound_.lead_rank > 1;
+  if (flattens) {
+    std::memcpy(args_.flattened, args_.params, schema_.params_size);
+    params_ = args_.flattened;
+    look_up_tensors(args_.flattened);
   }
-  for (size_t i = 0; i < count; ++i) {
-    const Live& out = live[i];
-    if (!out.is_output) continue;
-    for (size_t k = 0; k < count; ++k) {
-      const Live& other = live[k];
-      if (out.extent.end <= other.extent.begin || other.extent.end <= out.extent.begin) continue;
-      if (other.is_output && k <= i) continue;  // outputs pair up once
-      if (!share_elements(*out.tensor, *other.tensor)) continue;
-      const TensorSpec& spec = schema.tensors[out.index];
-      const bool allowed = spec.alias_index == static_cast<int>(other.index);
-      if (allowed && same_view(*out.tensor, *other.tensor)) continue;
-      fail_tensor(schema, spec.name,
-                  "memory apart from '" + std::string(schema.tensors[other.index].name) + "'" +
+  Extent extents[kMaxTensors];
+  TensorSet live = 0;
+  for (TensorSet rest = present_; rest != 0; rest &= rest - 1) {
+    const auto i = static_cast<size_t>(std::countr_zero(rest));
+    const TensorSpec& spec = schema_.tensors[i];
+    const Tensor& t = *tensors_[i];
+    if (t.device != device || (device == Device::cuda && t.device_index != device_index)) {
+      fail_tensor(schema_, spec.name, "memory on " + place_text(device, device_index),
+                  place_text(t.device, t.device_index));
+    }
+    if (flattens && spec.shape.leads_with_tokens()) {
+      flatten(schema_, spec, *tensors_[i], bound_.lead_rank);
+    }
+    if (is_empty(t)) continue;
+    if (t.data == nullptr) fail_tensor(schema_, spec.name, "a pointer to data", "null");
+    const size_t size = size_of(t.dtype);
+    const auto begin = reinterpret_cast<uintptr_t>(t.data);
+    if ((begin & (size - 1)) != 0) {
+      fail_tensor(schema_, spec.name, "an address that is a multiple of " + std::to_string(size),
+                  "address mod " + std::to_string(size) + " = " + std::to_string(begin % size));
+    }
+    const auto span = static_cast<uintptr_t>(check_strides(schema_, spec, t));
+    extents[i] = {begin, begin + span * size};
+    live |= rest & -rest;
+  }
+  check_overlaps(live, extents);
+}
+
+// Outputs lie apart from all inputs and from each other, but for the views that may be the same.
+void FrontDoor::check_overlaps(TensorSet live, const Extent* extents) const {
+  TensorSet others = live;
+  for (TensorSet outputs = live & ~schema_.inputs; outputs != 0; outputs &= outputs - 1) {
+    const auto i = static_cast<size_t>(std::countr_zero(outputs));
+    others &= ~(outputs & -outputs);  // outputs pair up once
+    for (TensorSet rest = others; rest != 0; rest &= rest - 1) {
+      const auto k = static_cast<size_t>(std::countr_zero(rest));
+      if (extents[i].end <= extents[k].begin || extents[k].end <= extents[i].begin) continue;
+      if (!share_elements(*tensors_[i], *tensors_[k])) continue;
+      const TensorSpec& spec = schema_.tensors[i];
+      const bool allowed = spec.alias_index == static_cast<int>(k);
+      if (allowed && same_view(*tensors_[i], *tensors_[k])) continue;
+      fail_tensor(schema_, spec.name,
+                  "memory apart from '" + std::string(schema_.tensors[k].name) + "'" +
                       (allowed ? " or exactly the same view" : ""),
                   "overlapping memory");
     }
+  }
+}
+
+void FrontDoor::check_workspace(const void* data, size_t bytes) const {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  for (TensorSet rest = present_; rest != 0; rest &= rest - 1) {
+    const auto i = static_cast<size_t>(std::countr_zero(rest));
+    const Tensor& t = *tensors_[i];
+    if (is_empty(t)) continue;
+    const auto first = reinterpret_cast<uintptr_t>(t.data);
+    const uintptr_t end = first + static_cast<uintptr_t>(span_of(t, 0)) * size_of(t.dtype);
+    if (end <= begin || first >= begin + bytes) continue;
+    fail(schema_, "workspace: expected memory apart from '" + std::string(schema_.tensors[i].name) +
+                      "', got overlapping memory");
   }
 }
 

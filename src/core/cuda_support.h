@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <string>
 
 namespace ehc::cuda_support {
@@ -16,12 +15,9 @@ int device_count();  // 0 without CUDA
 
 void* allocate(int index, size_t bytes);
 void release(int index, void* data) noexcept;
-void copy_to_device(int index, void* to, const void* from, size_t bytes);
-void copy_to_host(int index, void* to, const void* from, size_t bytes);
+// On `stream`, behind what is there; return when done.
+void copy_to_device(int index, void* stream, void* to, const void* from, size_t bytes);
+void copy_to_host(int index, void* stream, void* to, const void* from, size_t bytes);
 void synchronize(int index, void* stream);
-// A whole-device copy of `bytes` bytes, repeated: seconds of the best one (for ceilings).
-double time_copy(int index, size_t bytes);
-// Seconds that what `work` enqueues on `stream` takes there; waits for it.
-double time_on_stream(int index, void* stream, const std::function<void()>& work);
 
 }  // namespace ehc::cuda_support

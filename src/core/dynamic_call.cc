@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "core/text.h"
+
 namespace ehc {
 
 namespace {
@@ -31,19 +33,15 @@ bool parse_number(std::string_view text, T& out) {
 
 }  // namespace
 
-DynamicCall::DynamicCall(const Operator& op) : op_(op), params_(op.params_size) {
+DynamicCall::DynamicCall(const Operator& op) : op_(op), params_(op.schema.params_size) {
   op_.construct(params_.data());
   for (size_t i = 0; i < schema().attributes.size(); ++i) {
     call_values_[i] = schema().attributes[i].call_default;
   }
 }
 
-Arguments DynamicCall::arguments() const {
-  return {const_cast<std::byte*>(params_.data()), call_values_.data()};
-}
-
 Tensor& DynamicCall::tensor(size_t index) const {
-  return schema().tensors[index].access(arguments().params);
+  return schema().tensors[index].access(const_cast<std::byte*>(params_.data()));
 }
 
 void DynamicCall::set_tensor(std::string_view name, const Tensor& t, bool output) {
@@ -106,7 +104,7 @@ void DynamicCall::set_attribute(std::string_view name, double value) {
   size_t index = 0;
   const AttributeSpec& a = spec(name, index);
   if (a.type != AttributeType::real) {
-    fail_attribute(schema(), name, type_text(a), std::to_string(value));
+    fail_attribute(schema(), name, type_text(a), number_text(value));
   }
   store(index, {.real = value});
 }
@@ -195,10 +193,12 @@ void DynamicCall::check_flags() const {
 
 std::vector<Tensor> DynamicCall::outputs() {
   check_flags();
-  const Bound bound = bind_inputs(schema(), arguments(), op_.derive);
+  const Arguments args{params_.data(), call_values_.data(), nullptr};
+  FrontDoor door(schema(), args);
+  door.bind_inputs(op_.derive);
   std::vector<Tensor> made(schema().tensors.size());
   for (size_t i = 0; i < made.size(); ++i) {
-    if (schema().tensors[i].is_output) made[i] = infer_output(schema(), arguments(), bound, i);
+    if (schema().tensors[i].is_output) made[i] = door.infer_output(i);
   }
   return made;
 }
@@ -217,20 +217,20 @@ std::vector<std::pair<size_t, size_t>> DynamicCall::shared_memory() const {
 
 void DynamicCall::check(Device device, int device_index) {
   check_flags();
-  ParameterStorage params = params_;
-  check_call(op_, {params.data(), call_values_.data()}, device, device_index);
+  ParameterStorage flattened(schema().params_size);
+  check_call(op_, arguments(flattened), device, device_index);
 }
 
 void DynamicCall::run(Context& context) {
   check_flags();
-  ParameterStorage params = params_;
-  invoke(op_, context, {params.data(), call_values_.data()});
+  ParameterStorage flattened(schema().params_size);
+  invoke(op_, context, arguments(flattened));
 }
 
-size_t DynamicCall::workspace_bytes(const Context& context) {
+Plan DynamicCall::plan(const Context& context) {
   check_flags();
-  ParameterStorage params = params_;
-  return ehc::workspace_bytes(op_, context, {params.data(), call_values_.data()});
+  ParameterStorage flattened(schema().params_size);
+  return ehc::plan(op_, context, arguments(flattened));
 }
 
 }  // namespace ehc

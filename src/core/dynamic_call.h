@@ -56,10 +56,9 @@ class DynamicCall {
 
   [[nodiscard]] Tensor& tensor(size_t index) const;
   [[nodiscard]] AttributeValue attribute(size_t index) const {
-    return attribute_value(schema(), arguments(), index);
+    return attribute_value(schema(), {params_.data(), call_values_.data(), nullptr}, index);
   }
-  // What the front door sees; it points into this object.
-  [[nodiscard]] Arguments arguments() const;
+  [[nodiscard]] const void* params() const { return params_.data(); }
 
   // Checks attributes and inputs, and returns by tensor index the outputs that this call makes
   // (shape and dtype, no data); all others are absent.
@@ -70,15 +69,19 @@ class DynamicCall {
   // The whole front-door check of bound inputs and outputs, without running anything.
   void check(Device device, int device_index);
   void run(Context& context);
-  size_t workspace_bytes(const Context& context);
+  // What `run` would choose and need.
+  [[nodiscard]] Plan plan(const Context& context);
 
  private:
   void set_tensor(std::string_view name, const Tensor& tensor, bool output);
   const AttributeSpec& spec(std::string_view name, size_t& index) const;
   void store(size_t index, AttributeValue value);
   void check_flags() const;
+  // What the front door sees.
+  Arguments arguments(ParameterStorage& flattened) const {
+    return {params_.data(), call_values_.data(), flattened.data()};
+  }
   const Operator& op_;
-  // The struct as the caller sees it; a run works on a copy, since checks flatten tensors.
   ParameterStorage params_;
   std::array<AttributeValue, kMaxAttributes> call_values_{};
   std::forward_list<std::vector<int64_t>> lists_;  // what integer lists point into

@@ -10,6 +10,8 @@
 #include <filesystem>
 #include <system_error>
 
+#include "core/text.h"
+
 namespace ehc {
 namespace {
 
@@ -24,12 +26,6 @@ void check_path(const std::string& path) {
   if (path.empty() || path.find('\0') != std::string::npos) {
     throw_io(in_quotes(path), "not a file name");
   }
-}
-
-// The first byte of a BOOL tensor that is neither 0 nor 1; the end when there is none.
-std::string_view::const_iterator first_bad_boolean(std::string_view bytes) {
-  return std::find_if(bytes.begin(), bytes.end(),
-                      [](char byte) { return static_cast<unsigned char>(byte) > 1; });
 }
 
 // A new file beside the target that disappears unless it was renamed.
@@ -97,16 +93,6 @@ class TemporaryFile {
 
 }  // namespace
 
-AlignedBuffer::AlignedBuffer(uint64_t bytes) {
-  const uint64_t padded = align_up(std::max<uint64_t>(bytes, 1));
-  if (padded >= bytes && padded <= uint64_t{PTRDIFF_MAX}) {
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(kDataAlignment, padded)));
-  }
-  if (!data_) {
-    throw Error(ErrorKind::internal, "memory: cannot allocate " + std::to_string(bytes) + " bytes");
-  }
-}
-
 InputFile::InputFile(const std::string& path) : path_(path) {
   check_path(path);
   // O_NONBLOCK: opening a pipe without a writer would wait forever.
@@ -158,58 +144,6 @@ void write_file(const std::string& path, std::span<const std::string_view> parts
   TemporaryFile file(missing ? path : resolved.string());
   for (const std::string_view part : parts) file.write(part);
   file.rename_to_target();
-}
-
-std::string_view writable_bytes(const std::string& name, const Tensor& tensor) {
-  const auto fail = [&](const char* what) {
-    throw Error(ErrorKind::contract, "tensor " + in_quotes(name) + ": " + what);
-  };
-  if (!tensor.present()) fail("expected a tensor, got an absent one");
-  if (tensor.rank < 0 || tensor.rank > kMaxRank) fail("expected at most 8 dimensions");
-  if (std::any_of(tensor.shape, tensor.shape + tensor.rank, [](int64_t n) { return n < 0; })) {
-    fail("expected dimensions >= 0");
-  }
-  if (tensor.device != Device::cpu) fail("expected host memory");
-  const int64_t count = tensor.numel();  // INT64_MAX when it overflows
-  int64_t size = 0;
-  if (count == INT64_MAX ||
-      __builtin_mul_overflow(count, static_cast<int64_t>(size_of(tensor.dtype)), &size)) {
-    fail("size overflows 64 bits");
-  }
-  if (count > 0 && !tensor.contiguous()) fail("expected contiguous elements");
-  if (size > 0 && tensor.data == nullptr) fail("expected data, got null");
-  const std::string_view bytes(static_cast<const char*>(tensor.data), static_cast<size_t>(size));
-  if (tensor.dtype == DType::boolean && first_bad_boolean(bytes) != bytes.end()) {
-    fail("expected BOOL bytes 0 and 1");
-  }
-  return bytes;
-}
-
-void check_booleans(const std::string& path, const std::string& name, const Tensor& tensor) {
-  if (tensor.dtype != DType::boolean) return;
-  const std::string_view bytes(static_cast<const char*>(tensor.data),
-                               static_cast<size_t>(tensor.numel()));
-  const auto* bad = first_bad_boolean(bytes);
-  if (bad == bytes.end()) return;
-  throw_io(path, name + ": expected BOOL bytes 0 and 1, got " +
-                     std::to_string(static_cast<unsigned char>(*bad)) + " at position " +
-                     std::to_string(bad - bytes.begin()));
-}
-
-std::string in_quotes(std::string_view text) {
-  constexpr size_t kLongest = 80;
-  constexpr char kHex[] = "0123456789abcdef";
-  std::string result = "'";
-  for (const char c : text.substr(0, kLongest)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte >= 0x7f) {
-      result += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
-    } else {
-      result += c;
-    }
-  }
-  if (text.size() > kLongest) result += "...";
-  return result + "'";
 }
 
 void throw_io(const std::string& path, const std::string& what) {

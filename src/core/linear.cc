@@ -4,20 +4,6 @@ namespace ehc {
 
 namespace {
 
-constexpr Relation relation(std::string_view result, std::string_view text) {
-  Relation r{symbol(result), parse::expression(text), 0};
-  for (uint8_t i = 0; i < r.expression.count; ++i) {
-    const ExpressionStep step = r.expression.steps[i];
-    if (step.code == ExpressionStep::variable) r.needs |= 1U << step.value;
-  }
-  return r;
-}
-constexpr Relation kRelations[] = {
-    relation("K", "n*d"),
-    relation("N", "n*n+2*n"),
-    relation("C", "(Nmax-1)*Kh"),
-};
-
 Linear combine(ExpressionStep::Code code, const Linear& a, const Linear& b) {
   Linear r;
   r.unknown = a.unknown >= 0 ? a.unknown : b.unknown;
@@ -90,7 +76,5 @@ bool solve(const Linear& l, int64_t wanted, int64_t& x) {
   x = rest / l.slope;
   return true;
 }
-
-std::span<const Relation> relations() { return kRelations; }
 
 }  // namespace ehc

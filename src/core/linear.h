@@ -1,8 +1,6 @@
 // Values of dimension expressions while symbols are being bound, and the relations between symbols.
 #pragma once
 
-#include <span>
-
 #include "core/shape_expression.h"
 
 namespace ehc {
@@ -24,8 +22,20 @@ bool solve(const Linear& expression, int64_t wanted, int64_t& x);
 struct Relation {
   Symbol result;
   Expression expression;
-  uint32_t needs;  // the symbols of the expression
+  uint32_t needs = 0;  // the symbols of the expression
+
+  constexpr Relation(std::string_view result_name, std::string_view text)
+      : result(symbol(result_name)), expression(parse::expression(text)) {
+    for (uint8_t i = 0; i < expression.count; ++i) {
+      const ExpressionStep step = expression.steps[i];
+      if (step.code == ExpressionStep::variable) needs |= 1U << step.value;
+    }
+  }
 };
-std::span<const Relation> relations();
+inline constexpr Relation kRelations[] = {
+    {"K", "n*d"},
+    {"N", "n*n+2*n"},
+    {"C", "(Nmax-1)*Kh"},
+};
 
 }  // namespace ehc

@@ -12,7 +12,10 @@
 namespace ehc {
 
 Buffer::Buffer(const Context& context, size_t bytes)
-    : bytes_(bytes), device_(context.device()), device_index_(context.device_index()) {
+    : bytes_(bytes),
+      device_(context.device()),
+      device_index_(context.device_index()),
+      stream_(context.stream()) {
   if (bytes == 0) return;
   if (device_ == Device::cuda) {
     data_ = cuda_support::allocate(device_index_, bytes);
@@ -42,13 +45,14 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(bytes_, other.bytes_);
   std::swap(device_, other.device_);
   std::swap(device_index_, other.device_index_);
+  std::swap(stream_, other.stream_);
   return *this;
 }
 
 void Buffer::upload(const void* host) {
   if (bytes_ == 0) return;
   if (device_ == Device::cuda) {
-    cuda_support::copy_to_device(device_index_, data_, host, bytes_);
+    cuda_support::copy_to_device(device_index_, stream_, data_, host, bytes_);
   } else {
     std::memcpy(data_, host, bytes_);
   }
@@ -57,7 +61,7 @@ void Buffer::upload(const void* host) {
 void Buffer::download(void* host) const {
   if (bytes_ == 0) return;
   if (device_ == Device::cuda) {
-    cuda_support::copy_to_host(device_index_, host, data_, bytes_);
+    cuda_support::copy_to_host(device_index_, stream_, host, data_, bytes_);
   } else {
     std::memcpy(host, data_, bytes_);
   }

@@ -2,9 +2,12 @@
 // its implementations.
 #pragma once
 
+#include <cstddef>
 #include <new>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/bind.h"
 #include "core/schema_builder.h"
@@ -23,8 +26,8 @@ struct Call {
 struct Implementation {
   std::string_view name;  // "cpu.avx512", "cuda", "reference"
   Device device = Device::cpu;
-  // Why this call cannot run here, or empty. Null: never refuses.
-  std::string (*refuse)(const Call& call) = nullptr;
+  // Why this call cannot run here, or empty; the text is static. Null: never refuses.
+  std::string_view (*refuse)(const Call& call) = nullptr;
   void (*run)(const Call& call) = nullptr;
   // Bytes of scratch that `run` needs. Null: none.
   size_t (*workspace)(const Call& call) = nullptr;
@@ -36,7 +39,6 @@ struct Operator {
   Derive derive = nullptr;
   // Rules in code; throws Error{contract}. Null: none.
   void (*rules)(const Schema& schema, const Bound& bound, const void* params) = nullptr;
-  size_t params_size = 0;
   void (*construct)(void* params) = nullptr;
 };
 
@@ -47,7 +49,7 @@ constexpr Operator make_operator(const Table& table, std::span<const Implementat
   Operator op{};
   op.schema = table.view();
   op.implementations = list;
-  op.params_size = sizeof(P);
+  op.schema.params_size = sizeof(P);
   op.construct = [](void* at) { new (at) P(); };
   return op;
 }
@@ -55,20 +57,36 @@ constexpr Operator make_operator(const Table& table, std::span<const Implementat
 // The front door alone: everything that `invoke` checks before it chooses an implementation.
 Bound check_call(const Operator& op, const Arguments& args, Device device, int device_index);
 
-// Checks and runs. `args.params` is changed: leading dimensions are flattened.
+// Checks and runs.
 void invoke(const Operator& op, Context& context, const Arguments& args);
-size_t workspace_bytes(const Operator& op, const Context& context, const Arguments& args);
+
+// What a call would do. Made without running it, for people and for callers that lend workspace.
+struct Plan {
+  struct Refusal {
+    std::string_view implementation;
+    std::string_view reason;
+  };
+  std::string_view implementation;
+  std::vector<Refusal> refused;  // those of the list before it
+  size_t workspace_bytes = 0;
+};
+// Checks like `invoke` (but for the workspace), and throws what it throws.
+Plan plan(const Operator& op, const Context& context, const Arguments& args);
 
 // The same for a typed C++ call.
 template <class P>
 void invoke(const Operator& op, Context& context, const P& params) {
-  P local = params;
-  invoke(op, context, Arguments{&local, nullptr});
+  alignas(P) std::byte flattened[sizeof(P)];
+  invoke(op, context, Arguments{&params, nullptr, flattened});
+}
+template <class P>
+Plan plan(const Operator& op, const Context& context, const P& params) {
+  alignas(P) std::byte flattened[sizeof(P)];
+  return plan(op, context, Arguments{&params, nullptr, flattened});
 }
 template <class P>
 size_t workspace_bytes(const Operator& op, const Context& context, const P& params) {
-  P local = params;
-  return workspace_bytes(op, context, Arguments{&local, nullptr});
+  return plan(op, context, params).workspace_bytes;
 }
 
 }  // namespace ehc

@@ -14,3 +14,19 @@ std::span<const Operator* const> all_operators();
 const Operator* find_operator(std::string_view name);
 
 }  // namespace ehc
+
+// The end of <op>.cc, outside its unnamed namespace. One line per operator defines what its header
+// declares: the typed call and workspace_bytes.
+#define EHC_DEFINE_CALLS(function, Params, op)                                                \
+  void function(Context& context, const Params& params) { ehc::invoke(op, context, params); } \
+  size_t workspace_bytes(const Context& context, const Params& params) {                      \
+    return ehc::plan(op, context, params).workspace_bytes;                                    \
+  }                                                                                           \
+  static_assert(true)
+// One line per file defines <file>_operators(), which the generated registry calls.
+#define EHC_REGISTER(file, ...)                              \
+  std::span<const Operator* const> file##_operators() {      \
+    static constexpr const Operator* kAll[] = {__VA_ARGS__}; \
+    return kAll;                                             \
+  }                                                          \
+  static_assert(true)

@@ -51,11 +51,14 @@ struct ConditionTerm {
   uint8_t index = 0;
   uint8_t value = 1;
   bool negated = false;
+  bool call_only = false;  // an attribute that only calls by name have
 };
 struct Condition {
   std::array<ConditionTerm, 3> any{};
   uint8_t count = 0;  // 0: always
 };
+
+using TensorSet = uint64_t;  // bit i: tensor i of the table
 
 // --- specifications ------------------------------------------------------------------------------
 
@@ -120,7 +123,8 @@ struct TensorSpec {
 struct AttributeSpec {
   std::string_view name;
   AttributeType type = AttributeType::integer;
-  std::string_view choices;        // "add/value/stats"
+  std::string_view choices;  // "add/value/stats"
+  int64_t choice_count = 0;
   std::string_view required_text;  // condition under which a value is required
   std::string_view computed;       // text of a computed default, e.g. "sqrt(hd)"
   std::string_view binds_text;     // expression that the value (or the list's length) fixes
@@ -186,6 +190,9 @@ struct GroupSpec {
   std::array<uint8_t, 8> second{};
   uint8_t first_count = 0;
   uint8_t second_count = 0;
+  TensorSet first_set = 0;  // the same as sets
+  TensorSet second_set = 0;
+  bool of_outputs = false;
 };
 
 // A symbol that has a fixed value while a tensor is absent (one sequence without cu_seqlens).
@@ -200,6 +207,7 @@ struct SymbolDefault {
 // --- the schema ----------------------------------------------------------------------------------
 
 inline constexpr size_t kMaxTensors = 48;
+static_assert(kMaxTensors <= 64);  // a TensorSet holds them
 inline constexpr size_t kMaxAttributes = 16;
 inline constexpr size_t kMaxGroups = 8;
 
@@ -214,6 +222,9 @@ struct Schema {
   std::span<const SymbolDefault> defaults;
   uint32_t symbols = 0;  // all symbols that the table mentions
   bool flattens = true;  // leading dimensions may stand for T
+  TensorSet inputs = 0;
+  TensorSet required_inputs = 0;
+  size_t params_size = 0;  // of the parameter struct
 
   [[nodiscard]] int tensor_index(std::string_view tensor_name, bool output) const {
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -239,6 +250,12 @@ constexpr int choice_index(std::string_view choices, std::string_view value) {
     if (slash == std::string_view::npos) return -1;
     choices = choices.substr(slash + 1);
   }
+}
+
+constexpr int64_t choice_count(std::string_view choices) {
+  int64_t count = choices.empty() ? 0 : 1;
+  for (const char c : choices) count += c == '/' ? 1 : 0;
+  return count;
 }
 
 constexpr std::string_view choice_name(std::string_view choices, int64_t index) {

@@ -126,6 +126,7 @@ constexpr AttributeSpec attribute(std::string_view name, std::string_view choice
   s.name = name;
   s.type = build::attribute_type<Value>();
   s.choices = choices;
+  s.choice_count = choice_count(choices);
   s.get = [](const void* p) { return build::to_value(static_cast<const Params*>(p)->*Member); };
   s.set = [](void* p, const AttributeValue& v) {
     build::from_value(static_cast<Params*>(p)->*Member, v);
@@ -148,6 +149,7 @@ constexpr AttributeSpec call_choice(std::string_view name, std::string_view choi
   s.name = name;
   s.type = AttributeType::choice;
   s.choices = choices;
+  s.choice_count = choice_count(choices);
   s.call_only = true;
   s.call_default = {.present = true, .integer = choice_index(choices, default_choice)};
   return s;
@@ -190,6 +192,8 @@ struct Table {
   uint8_t default_count = 0;
   uint32_t symbols = 0;
   bool flattens = true;
+  TensorSet inputs = 0;
+  TensorSet required_inputs = 0;
 
   constexpr void add(const TensorSpec& s) { tensors[tensor_count++] = s; }
   constexpr void add(const AttributeSpec& s) { attributes[attribute_count++] = s; }
@@ -210,7 +214,10 @@ struct Table {
             std::span(groups.data(), group_count),
             std::span(defaults.data(), default_count),
             symbols,
-            flattens};
+            flattens,
+            inputs,
+            required_inputs,
+            0};
   }
 };
 
@@ -240,7 +247,12 @@ constexpr Condition condition(const Table& t, std::string_view text) {
     bool found = false;
     for (uint8_t i = 0; i < t.attribute_count; ++i) {
       if (t.attributes[i].name != name) continue;
+      const AttributeType type = t.attributes[i].type;
+      if (type != AttributeType::boolean && type != AttributeType::choice) {
+        throw "a condition names an attribute that is neither boolean nor a choice";
+      }
       c.kind = ConditionTerm::attribute;
+      c.call_only = t.attributes[i].call_only;
       c.index = i;
       if (equals != std::string_view::npos) {
         const int choice = choice_index(t.attributes[i].choices, term.substr(equals + 1));
@@ -280,17 +292,22 @@ constexpr void resolve_group(const Table& t, GroupSpec& g) {
       const uint8_t index = find_tensor(t, word, is_input);
       if (second) {
         g.second[g.second_count++] = index;
+        g.second_set |= TensorSet{1} << index;
       } else {
         g.first[g.first_count++] = index;
+        g.first_set |= TensorSet{1} << index;
       }
     }
     text = blank == std::string_view::npos ? std::string_view{} : text.substr(blank + 1);
   }
+  g.of_outputs = t.tensors[g.first[0]].is_output;
 }
 
 constexpr void resolve(Table& t) {
   for (uint8_t i = 0; i < t.tensor_count; ++i) {
     TensorSpec& s = t.tensors[i];
+    if (!s.is_output) t.inputs |= TensorSet{1} << i;
+    if (!s.is_output && !s.is_optional) t.required_inputs |= TensorSet{1} << i;
     s.condition = condition(t, s.condition_text);
     s.second_condition = condition(t, s.other_layout);
     for (uint8_t k = 0; k < s.shape.rank; ++k) mention(t, s.shape.dims[k]);

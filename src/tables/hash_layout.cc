@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "core/splitmix64.h"
 #include "ehc/error.h"
 #include "tables/numpy_random.h"
 #include "tables/primes.h"
@@ -68,7 +69,8 @@ class TakenPrimes {
       std::vector<std::vector<bool>>(kLargestTablePrime / kPageSize + 1);
 };
 
-// layers * orders * heads, which no layout can fill beyond the number of primes there are.
+}  // namespace
+
 size_t checked_prime_count(int64_t layers, int64_t orders, int64_t heads) {
   int64_t count = 0;
   if (__builtin_mul_overflow(layers, orders, &count) ||
@@ -80,8 +82,6 @@ size_t checked_prime_count(int64_t layers, int64_t orders, int64_t heads) {
   }
   return static_cast<size_t>(count);
 }
-
-}  // namespace
 
 int64_t half_range(int64_t compressed_vocab) {
   const int64_t largest_factor = std::numeric_limits<int64_t>::max() / compressed_vocab;

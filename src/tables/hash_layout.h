@@ -25,6 +25,9 @@ inline constexpr int64_t kLargestMaxNgram = 8;
                                                     int64_t max_ngram, int64_t compressed_vocab,
                                                     int64_t seed, MultiplierScheme scheme);
 
+// layers * orders * heads; Error{contract} when there are fewer primes below 2^31.
+[[nodiscard]] size_t checked_prime_count(int64_t layers, int64_t orders, int64_t heads);
+
 // I32 [layers, orders, heads] with orders = sizes.size(): primes that are distinct in the whole
 // model. Layer by layer and order by order, the search starts at the order's own size (the first
 // candidate) and every head takes the next prime that nobody has taken. With equal sizes that is

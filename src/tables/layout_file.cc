@@ -1,9 +1,10 @@
 // HashLayout as a safetensors file.
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "core/text.h"
 #include "ehc/error.h"
 #include "ehc/table.h"
+#include "tables/layout_json.h"
 #include "tables/safetensors.h"
 
 namespace ehc::tables {
@@ -11,21 +12,6 @@ namespace {
 
 constexpr const char* kMetadataKey = "ehc_layout";
 constexpr int kVersion = 1;
-
-std::string to_json(const HashLayoutConfig& config) {
-  return nlohmann::ordered_json{{"version", kVersion},
-                                {"layer_ids", config.layer_ids},
-                                {"sizes", config.sizes},
-                                {"heads", config.heads},
-                                {"row_width", config.row_width},
-                                {"compressed_vocab", config.compressed_vocab},
-                                {"seed", config.seed},
-                                {"scheme", name_of(config.scheme)},
-                                {"blocking", name_of(config.blocking)},
-                                {"pad_id", config.pad_id},
-                                {"reset_id", config.reset_id}}
-      .dump();
-}
 
 // Strict access: every field is there, has its type, and nothing else is.
 class FieldReader {
@@ -123,12 +109,27 @@ std::vector<T> read_tensor(const SafetensorsFile& file, const std::string& path,
 
 }  // namespace
 
+nlohmann::ordered_json config_json(const HashLayoutConfig& config) {
+  return {{"layer_ids", config.layer_ids},
+          {"sizes", config.sizes},
+          {"heads", config.heads},
+          {"row_width", config.row_width},
+          {"compressed_vocab", config.compressed_vocab},
+          {"seed", config.seed},
+          {"scheme", name_of(config.scheme)},
+          {"blocking", name_of(config.blocking)},
+          {"pad_id", config.pad_id},
+          {"reset_id", config.reset_id}};
+}
+
 void HashLayout::save(const std::string& path) const {
+  nlohmann::ordered_json metadata = {{"version", kVersion}};
+  metadata.update(config_json(config_));
   const NamedTensor tensors[] = {{"multipliers", multipliers_tensor()},
                                  {"vocab_sizes", vocab_sizes_tensor()},
                                  {"offsets", offsets_tensor()},
                                  {"rows", {rows_.data(), DType::i64, {config_.layers()}}}};
-  write_safetensors(path, tensors, {{kMetadataKey, to_json(config_)}});
+  write_safetensors(path, tensors, {{kMetadataKey, metadata.dump()}});
 }
 
 HashLayout HashLayout::load(const std::string& path, bool checked) {

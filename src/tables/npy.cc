@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/tensor_bytes.h"
+#include "core/text.h"
 #include "ehc/error.h"
 
 namespace ehc::tables {

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/aligned_buffer.h"
 #include "core/file_io.h"
 #include "ehc/tensor.h"
 

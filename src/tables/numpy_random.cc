@@ -106,11 +106,4 @@ uint64_t NumpyGenerator::integer_below(uint64_t high) {
   return static_cast<uint64_t>(product >> 64);
 }
 
-uint64_t splitmix64(uint64_t seed, uint64_t index) {
-  uint64_t word = seed + 0x9e3779b97f4a7c15U * (index + 1);
-  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9U;
-  word = (word ^ (word >> 27)) * 0x94d049bb133111ebU;
-  return word ^ (word >> 31);
-}
-
 }  // namespace ehc::tables

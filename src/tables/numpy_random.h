@@ -1,4 +1,4 @@
-// The pseudo-random streams that published hash multipliers are drawn from.
+// NumPy's generator, which published hash multipliers are drawn from.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,5 @@ class NumpyGenerator {
   bool has_half_ = false;
   uint32_t half_ = 0;
 };
-
-// Output `index` (from 0) of the SplitMix64 stream that starts at `seed`.
-[[nodiscard]] uint64_t splitmix64(uint64_t seed, uint64_t index);
 
 }  // namespace ehc::tables

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/tensor_bytes.h"
+#include "core/text.h"
 #include "tables/safetensors_header.h"
 
 namespace ehc::tables {

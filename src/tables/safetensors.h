@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/aligned_buffer.h"
 #include "core/file_io.h"
 #include "ehc/tensor.h"
 

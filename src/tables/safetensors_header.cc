@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/text.h"
+
 namespace ehc::tables {
 namespace {
 

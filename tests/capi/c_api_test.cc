@@ -111,6 +111,39 @@ TEST(CApi, TensorHasTheLayoutOfDlpack) {
 }
 #endif
 
+// A count that no table can need is refused before anything is read.
+TEST(CApi, RefusesHugeCounts) {
+  HashCall c;
+  c.attributes.push_back(text_attribute("layout", "LTC"));
+  ehc_arguments all = c.arguments();
+  all.attribute_count = SIZE_MAX / 2;
+  EXPECT_EQ(ehc_run(c.context, c.op, &all), EHC_CONTRACT);
+  EXPECT_THAT(ehc_last_error(), HasSubstr("attributes: expected at most 2, got 92233720368547758"));
+  all = c.arguments();
+  const ehc_named_tensor named[1] = {{"window", 0, &c.tensors[0]}};
+  all.named_tensors = named;
+  all.named_tensor_count = size_t{1} << 50;
+  EXPECT_EQ(ehc_run(c.context, c.op, &all), EHC_CONTRACT);
+  EXPECT_THAT(ehc_last_error(),
+              HasSubstr("named_tensors: expected at most 6, got 1125899906842624"));
+
+  const int64_t one[1] = {1};
+  for (const size_t count : {size_t{1} << 21, SIZE_MAX, SIZE_MAX / 8}) {
+    ehc_attribute layers{};
+    layers.name = "layer_ids";
+    layers.type = EHC_INTEGERS;
+    layers.integers = one;
+    layers.count = count;
+    const ehc_arguments arguments{nullptr, 0, nullptr, 0, &layers, 1};
+    ehc_layout layouts[1];
+    EXPECT_EQ(ehc_infer_outputs(ehc_op_find("engram.multipliers"), &arguments, layouts, 1),
+              EHC_CONTRACT);
+    EXPECT_EQ(std::string(ehc_last_error()),
+              "engram.multipliers: attribute 'layer_ids': expected at most 1048576 integers, got " +
+                  std::to_string(count));
+  }
+}
+
 TEST(CApi, VersionIsThatOfTheHeaders) {
   EXPECT_EQ(ehc_version_number(), EHC_VERSION);
   EXPECT_STREQ(ehc_version(), EHC_VERSION_STRING);

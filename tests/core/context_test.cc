@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "core/cuda_support.h"
+#include "ehc/engram/compress_ids.h"
 #include "ehc/error.h"
 #include "ehc/memory.h"
 
@@ -42,6 +45,52 @@ TEST(Context, AnExecutorHasAtLeastOneThread) {
     EXPECT_EQ(e.kind(), ErrorKind::contract);
     EXPECT_STREQ(e.what(), "context: executor: expected a concurrency >= 1, got 0");
   }
+}
+
+// What the caller's own threads throw reaches the caller of the operator as it is, and context and
+// executor go on working.
+TEST(Context, AnExecutorsExceptionPassesThrough) {
+  struct Weary final : Executor {
+    int concurrency() const override { return 2; }
+    void run(int64_t count, const std::function<void(int64_t)>& body) override {
+      if (tired) throw std::length_error("no more threads");
+      for (int64_t i = 0; i < count; ++i) body(i);
+    }
+    bool tired = true;
+  };
+  const auto executor = std::make_shared<Weary>();
+  Context context = Context::cpu(executor);
+  constexpr int64_t kTokens = 100000;  // enough for two pieces
+  std::vector<int32_t> ids(kTokens, 1);
+  std::vector<int32_t> table = {4, 5};
+  std::vector<int32_t> out(kTokens, 0);
+  const engram::CompressIds call{.ids = {ids.data(), DType::i32, {kTokens}},
+                                 .table = {table.data(), DType::i32, {2}},
+                                 .compressed_ids = {out.data(), DType::i32, {kTokens}}};
+  EXPECT_THROW(engram::compress_ids(context, call), std::length_error);
+  executor->tired = false;
+  engram::compress_ids(context, call);
+  EXPECT_EQ(out, std::vector<int32_t>(kTokens, 5));
+}
+
+// The library's pool waits for what has begun, then rethrows the first exception of a body.
+TEST(Context, ThePoolRethrowsWhatABodyThrows) {
+  const Context context = Context::cpu(3);
+  std::atomic<int> running = 0;
+  EXPECT_THROW(context.executor().run(64,
+                                      [&](int64_t i) {
+                                        ++running;
+                                        if (i == 5) {
+                                          --running;
+                                          throw std::domain_error("five");
+                                        }
+                                        --running;
+                                      }),
+               std::domain_error);
+  EXPECT_EQ(running, 0);
+  std::atomic<int> done = 0;
+  context.executor().run(10, [&](int64_t) { ++done; });
+  EXPECT_EQ(done, 10);
 }
 
 TEST(Context, CopiesShareThreads) {

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "core/aligned_buffer.h"
 #include "tests/tables/table_test_support.h"
 
 namespace ehc {

@@ -41,17 +41,16 @@ class FrontDoor : public testing::Test {
     return t;
   }
   std::string check(const AttributeValue* values = nullptr) {
-    Toy copy = p;
-    return message_of([&] { check_call(kOperator, {&copy, values}, Device::cpu, 0); });
+    return message_of([&] { check_call(kOperator, {&p, values, &flat}, Device::cpu, 0); });
   }
 
   std::vector<std::vector<double>> memory;
   Toy p;
+  Toy flat;  // p with its leading dimensions flattened
 };
 
 TEST_F(FrontDoor, AcceptsTheCallAndBindsItsSymbols) {
-  Toy copy = p;
-  const Bound bound = check_call(kOperator, {&copy, nullptr}, Device::cpu, 0);
+  const Bound bound = check_call(kOperator, {&p, nullptr, &flat}, Device::cpu, 0);
   EXPECT_EQ(bound["T"], 3);
   EXPECT_EQ(bound["n"], 2);
   EXPECT_EQ(bound["d"], 4);
@@ -111,8 +110,7 @@ TEST_F(FrontDoor, ExpressionsAreSolvedBackwards) {
   p.dilation = 3;
   p.state = tensor({5, 6, 2, 4});
   p.state_out = tensor({5, 6, 2, 4});
-  Toy copy = p;
-  const Bound bound = check_call(kOperator, {&copy, nullptr}, Device::cpu, 0);
+  const Bound bound = check_call(kOperator, {&p, nullptr, &flat}, Device::cpu, 0);
   EXPECT_EQ(bound["w"], 3);
   EXPECT_EQ(bound["B"], 5);
   p.state = tensor({5, 7, 2, 4});
@@ -158,6 +156,31 @@ TEST_F(FrontDoor, Attributes) {
   EXPECT_EQ(check(), "toy: attribute 'rate': expected a finite number >= 0, got -1");
   p.rate = 0;
   EXPECT_EQ(check(), "accepted");
+}
+
+// A C++ caller can put anything into an enum.
+TEST_F(FrontDoor, EnumsBeyondTheirRange) {
+  p.mode = static_cast<Toy::Mode>(2);
+  EXPECT_EQ(check(), "toy: attribute 'mode': expected one of add/copy, got position 2");
+  p.mode = static_cast<Toy::Mode>(-1);
+  EXPECT_EQ(check(), "toy: attribute 'mode': expected one of add/copy, got position -1");
+  p.mode = Toy::Mode::copy;
+  EXPECT_EQ(check(), "accepted");
+  p.both.device = static_cast<Device>(7);
+  EXPECT_EQ(check(), "toy: tensor 'both': expected memory on cpu, got unknown device 7");
+  p.both.device = Device::cpu;
+  p.out.dtype = static_cast<DType>(200);
+  EXPECT_EQ(check(), "toy: tensor 'out': expected F32[3,2,4], got unknown type[3,2,4]");
+}
+
+// Shortest text that reads back as the same number, so that it shows what was wrong.
+TEST_F(FrontDoor, SmallNumbersAreShownWhole) {
+  p.eps = -1e-20;
+  EXPECT_EQ(check(), "toy: attribute 'eps': expected a finite number > 0, got -1e-20");
+  p.eps = -0.1;
+  EXPECT_EQ(check(), "toy: attribute 'eps': expected a finite number > 0, got -0.1");
+  p.eps = -1.0 / 3;
+  EXPECT_EQ(check(), "toy: attribute 'eps': expected a finite number > 0, got -0.3333333333333333");
 }
 
 TEST_F(FrontDoor, ConditionsOfOutputs) {
@@ -276,12 +299,11 @@ TEST_F(FrontDoor, LeadingDimensionsFlatten) {
   p.x = tensor({2, 3, 2, 4});
   p.both = tensor({2, 3, 3, 4});
   p.out = tensor({2, 3, 2, 4});
-  Toy copy = p;
-  const Bound bound = check_call(kOperator, {&copy, nullptr}, Device::cpu, 0);
+  const Bound bound = check_call(kOperator, {&p, nullptr, &flat}, Device::cpu, 0);
   EXPECT_EQ(bound["T"], 6);
-  EXPECT_EQ(copy.x.rank, 3);
-  EXPECT_EQ(copy.x.shape[0], 6);
-  EXPECT_EQ(copy.x.stride[0], 8);
+  EXPECT_EQ(flat.x.rank, 3);
+  EXPECT_EQ(flat.x.shape[0], 6);
+  EXPECT_EQ(flat.x.stride[0], 8);
   p.out = tensor({3, 2, 2, 4});
   EXPECT_EQ(check(), "toy: tensor 'out': expected F32[2,3,2,4], got F32[3,2,2,4]");
   p.out = tensor({6, 2, 4});
@@ -325,6 +347,51 @@ TEST_F(FrontDoor, ChoiceOfImplementation) {
   EXPECT_EQ(message_of([&] { call(p); }, ErrorKind::unavailable),
             "toy: implementation 'cpu.nar': expected one of cpu.narrow cpu.scratch reference, got "
             "'cpu.nar'");
+}
+
+TEST_F(FrontDoor, PlansWithoutRunning) {
+  Context context = Context::cpu(1);
+  p.x = tensor({3, 2, 5});
+  p.both = tensor({3, 3, 5});
+  p.out = tensor({3, 2, 5});
+  p.out.as<float>()[0] = 7;
+  p.x.as<float>()[0] = 1;
+  const Plan found = plan(kOperator, context, p);
+  EXPECT_EQ(found.implementation, "cpu.scratch");
+  ASSERT_EQ(found.refused.size(), 1U);
+  EXPECT_EQ(found.refused[0].implementation, "cpu.narrow");
+  EXPECT_EQ(found.refused[0].reason, "d > 4");
+  EXPECT_EQ(found.workspace_bytes, 48U);
+  EXPECT_EQ(p.out.as<float>()[0], 7);
+  context.set_implementation("cpu.narrow");
+  EXPECT_EQ(message_of([&] { plan(kOperator, context, p); }, ErrorKind::unavailable),
+            "toy: no implementation on cpu takes this call; cpu.narrow refused: d > 4");
+  p.eps = 0;
+  EXPECT_THAT(message_of([&] { plan(kOperator, context, p); }), testing::HasSubstr("'eps'"));
+}
+
+TEST_F(FrontDoor, WorkspaceLiesApartFromTensors) {
+  Context context = Context::cpu(1);
+  context.set_implementation("cpu.scratch");
+  const auto call = [&] { return message_of([&] { invoke(kOperator, context, p); }); };
+  const auto overlaps = [](const char* name) {
+    return "toy: workspace: expected memory apart from '" + std::string(name) +
+           "', got overlapping memory";
+  };
+  std::vector<char> scratch(256);
+  context.set_workspace(scratch.data(), scratch.size());
+  EXPECT_EQ(call(), "accepted");
+  context.set_workspace(p.out.data, 48);
+  EXPECT_EQ(call(), overlaps("out"));
+  context.set_workspace(p.x.as<char>() + 95, 48);
+  EXPECT_EQ(call(), overlaps("x")) << "its last byte";
+  context.set_workspace(p.both.as<char>() - 47, 48);
+  EXPECT_EQ(call(), overlaps("both")) << "its first byte";
+  context.set_workspace(p.x.as<char>() + 96, 48);
+  EXPECT_EQ(call(), "accepted") << "right behind it";
+  context.set_implementation("reference");
+  context.set_workspace(p.out.data, 48);
+  EXPECT_EQ(call(), "accepted") << "what needs no workspace does not touch it";
 }
 
 TEST_F(FrontDoor, RunsInAnyLayoutOfTheTable) {

@@ -66,8 +66,8 @@ inline void run(const Call& call) {
   });
 }
 
-inline std::string refuse_wide(const Call& call) {
-  return call.bound["d"] > 4 ? "d > 4" : std::string();
+inline std::string_view refuse_wide(const Call& call) {
+  return call.bound["d"] > 4 ? "d > 4" : std::string_view();
 }
 inline size_t scratch(const Call& call) { return static_cast<size_t>(call.bound["T"]) * 16; }
 

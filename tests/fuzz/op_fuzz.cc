@@ -13,6 +13,7 @@
 
 #include "core/bind.h"
 #include "core/dynamic_call.h"
+#include "core/linear.h"
 #include "core/registry.h"
 #include "ehc/error.h"
 
@@ -32,7 +33,10 @@ class Fuzz {
     const auto operators = ehc::all_operators();
     ehc::DynamicCall call(
         *operators[bytes_.ConsumeIntegralInRange<size_t>(0, operators.size() - 1)]);
-    for (int64_t& value : symbols_) value = bytes_.PickValueInArray<int64_t>({2, 1, 3, 4, 0, 5});
+    for (int s = 0; s < ehc::kSymbolCount; ++s) {
+      symbols_.set(static_cast<ehc::Symbol>(s),
+                   bytes_.PickValueInArray<int64_t>({2, 1, 3, 4, 0, 5}));
+    }
     set_attributes(call);
     const auto& tensors = call.schema().tensors;
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -69,26 +73,10 @@ class Fuzz {
     }
   }
 
-  // Value of a dimension with the symbols of this run.
-  int64_t evaluate(const ehc::Expression& e) const {
-    int64_t stack[9] = {};
-    int top = 0;
-    for (uint8_t i = 0; i < e.count; ++i) {
-      const auto [code, value] = e.steps[i];
-      if (code == ehc::ExpressionStep::variable) {
-        stack[top++] = symbols_[value];
-      } else if (code == ehc::ExpressionStep::constant) {
-        stack[top++] = value;
-      } else {
-        const int64_t right = stack[--top];
-        int64_t& left = stack[top - 1];
-        left = code == ehc::ExpressionStep::add        ? left + right
-               : code == ehc::ExpressionStep::subtract ? left - right
-               : code == ehc::ExpressionStep::multiply ? left * right
-                                                       : left / std::max<int64_t>(right, 1);
-      }
-    }
-    return std::max<int64_t>(stack[0], 0);
+  // Value of a dimension with the symbols of this run; 0 where there is none.
+  int64_t dimension(const ehc::Expression& e) const {
+    const ehc::Linear v = ehc::evaluate(e, symbols_);
+    return v.solvable ? std::max<int64_t>(v.value, 0) : 0;
   }
 
   Tensor any_tensor(const TensorSpec& spec) {
@@ -105,7 +93,7 @@ class Fuzz {
     const ehc::Shape& shape = spec.shape;
     for (uint8_t k = 0; k < shape.rank; ++k) {
       if (shape.dims[k].optional_axis && bytes_.ConsumeBool()) continue;
-      t.shape[t.rank++] = evaluate(shape.dims[k]);
+      t.shape[t.rank++] = dimension(shape.dims[k]);
     }
     if (chance(8)) t.rank = bytes_.ConsumeIntegralInRange<int8_t>(-1, ehc::kMaxRank);
     if (t.rank > 0 && chance(8)) {
@@ -209,14 +197,14 @@ class Fuzz {
     const auto& list = call.op().implementations;
     context.set_implementation(
         list[bytes_.ConsumeIntegralInRange<size_t>(0, list.size() - 1)].name);
-    const size_t needed = call.workspace_bytes(context);
+    const size_t needed = call.plan(context).workspace_bytes;
     std::vector<uint8_t> workspace(std::min<size_t>(needed, 1 << 22));
     context.set_workspace(workspace.data(), workspace.size());
     call.run(context);
   }
 
   FuzzedDataProvider bytes_;
-  int64_t symbols_[ehc::kSymbolCount] = {};
+  ehc::SymbolValues symbols_;
   const DType activation_ = static_cast<DType>(bytes_.ConsumeIntegralInRange<int>(1, 3));
   std::vector<std::unique_ptr<uint8_t[]>> memory_;
   bool has_memory_ = true;

@@ -13,7 +13,9 @@ mv "$work/first" "$work/prefix"
 library=$(find "$work/prefix" -name "libehc.so.$version")
 [[ -n $library ]] || fail "no libehc.so.$version was installed"
 soname=$(objdump -p "$library" | awk '$1 == "SONAME" {print $2}')
-[[ $soname == "libehc.so.${version%%.*}" ]] || fail "SONAME: expected libehc.so.${version%%.*}, got $soname"
+abi=${version%%.*}
+[[ $abi != 0 ]] || abi=${version%.*}  # before 1.0 every minor version
+[[ $soname == "libehc.so.$abi" ]] || fail "SONAME: expected libehc.so.$abi, got $soname"
 libdir=$(dirname "$library")
 [[ -e $libdir/$soname && -e $libdir/libehc.so ]] || fail "the links of libehc.so are missing"
 if objdump -p "$library" | grep -E 'RPATH|RUNPATH'; then fail "an installed library with a path of the build"; fi

@@ -66,7 +66,10 @@ def _bind(expression, value, symbols):
         return eval(expression, {}, symbols) == value  # only rows of protocol_rows.py get here
     if len(unknown) > 1:
         return None
-    near = [value] if isinstance(value, tuple) else range(max(0, value - 1), value + 2)
+    if isinstance(value, tuple):
+        near = [value]
+    else:  # a factor may be far from the product
+        near = range(0 if "*" in expression else max(0, value - 1), value + 2)
     fitting = [s for s in near if eval(expression, {}, {**symbols, unknown[0]: s}) == value]
     if not fitting:
         return None
@@ -75,7 +78,7 @@ def _bind(expression, value, symbols):
 
 
 def legal(name, inputs, attrs):
-    """Whether the table of `name` allows tensors of these dtypes and shapes."""
+    """Whether the table of `name` allows these dtypes and shapes, with these attributes."""
     rows = inputs_of(name)
     if set(inputs) - set(rows):
         return False
@@ -90,6 +93,10 @@ def legal(name, inputs, attrs):
         return False
     if any(row["name"] not in inputs and not row["optional"] for row in rows.values()):
         return False
+    for x, row in attributes_of(name).items():
+        other = row.get("required_with") or row.get("required_without")
+        if other and x not in attrs and (other in inputs) is ("required_with" in row):
+            return False
     if any(inputs[x].dtype not in rows[x]["dtypes"] for x in inputs):
         return False
     if len({inputs[x].dtype for x in inputs if rows[x]["class"] == "A"}) > 1:

@@ -6,6 +6,7 @@ import itertools
 import zlib
 
 import numpy as np
+from engramhc.reference import REFERENCE
 from engramhc.reference.dtypes import Tensor, encode
 
 TOKENS = [0, 1, 2, 31, 33]
@@ -87,6 +88,18 @@ SPACES = {
         "content": ["mixed", "absent", "same"],
         "special": ["normal", "strange"],
     },
+    "engram.gather_bwd": {
+        "shape": [(0,), (1,), (33,), (3, 11), (2, 0)],
+        "C": [1, 3, 16],
+        "hd": [1, 7, 64, 160, 257],
+        "rows": [1, 37, 1000],
+        "dtype": ACTIVATIONS,
+        "indices": ["I32", "I64"],
+        "content": ["mixed", "absent", "same"],
+        "form": [None, "dense", "sparse"],
+        "acc": [False, True],
+        "special": ["normal", "nan", "inf"],
+    },
     "engram.dequant_rows": {
         "rows": [0, 1, 33],
         "groups": [1, 3, 8],
@@ -121,6 +134,16 @@ SPACES = {
         "bias": [False, True],
         "special": ["normal", "nan"],
     },
+    "engram.kv_projection_bwd": {
+        "shape": [(0,), (1,), (2,), (31,), (3, 11)],
+        "n": STREAMS,
+        "d": [1, 7, 64, 257],
+        "E": [1, 7, 96, 1000],
+        "dtype": ACTIVATIONS,
+        "weight acc": [False, True],
+        "bias acc": [False, True],
+        "special": ["normal", "nan"],
+    },
     "engram.fused_weight": {
         "n": STREAMS,
         "d": WIDTHS,
@@ -140,6 +163,29 @@ SPACES = {
         "eps": [1e-20, 1e-6],
         "special": ["normal", "nan", "inf", "zero", "tiny"],
     },
+    "engram.gate_bwd": {
+        "shape": [(0,), (1,), (2,), (31,), (33,), (3, 11), (2, 0), (2, 1, 3)],
+        "n": STREAMS,
+        "d": WIDTHS,
+        "dtype": ACTIVATIONS,
+        "mask": MASKS,
+        "packed": [False, True],
+        "saved": [False, True],
+        "value path": [False, True],
+        "eps": [1e-20, 1e-6],
+        "clamp": [1e-6, 0.2],
+        "special": ["normal", "nan", "inf", "zero", "tiny"],
+    },
+    "engram.grad_w_reduce": {
+        "P": [0, 1, 2, 5, 128],
+        "n": STREAMS,
+        "d": WIDTHS,
+        "hidden": WEIGHTS,
+        "embed": WEIGHTS,
+        "hidden acc": [False, True],
+        "embed acc": [False, True],
+        "special": ["normal", "nan", "inf"],
+    },
     "engram.conv_fwd": {
         "T": TOKENS,
         "n": STREAMS,
@@ -152,6 +198,21 @@ SPACES = {
         "mask": MASKS,
         "sequences": SEQUENCES,
         "state": [False, True],
+        "special": ["normal", "nan", "inf", "zero taps"],
+    },
+    "engram.conv_bwd": {
+        "T": TOKENS,
+        "n": STREAMS,
+        "d": WIDTHS,
+        "dtype": ACTIVATIONS,
+        "weight": WEIGHTS,
+        "norm": WEIGHTS,
+        "w": [1, 2, 4],
+        "dilation": [1, 3],
+        "mask": MASKS,
+        "sequences": SEQUENCES,
+        "weight acc": [False, True],
+        "norm acc": [False, True],
         "special": ["normal", "nan", "inf", "zero taps"],
     },
     "engram.layer_fwd": {
@@ -170,6 +231,65 @@ SPACES = {
         "rounding": ["once", "twice"],
         "save": [False, True],
         "special": ["normal", "nan", "inf", "zero"],
+    },
+    "engram.layer_bwd": {
+        "T": TOKENS,
+        "n": STREAMS,
+        "d": WIDTHS,
+        "dtype": ACTIVATIONS,
+        "hidden": WEIGHTS,
+        "embed": WEIGHTS,
+        "packed": [False, True],
+        "conv": [None, (1, 2), (2, 1), (4, 3)],
+        "norm": WEIGHTS,
+        "mask": MASKS,
+        "sequences": SEQUENCES,
+        "gate acc": [False, True],
+        "conv acc": [False, True],
+        "special": ["normal", "nan", "inf", "zero"],
+    },
+    "engram.momentum_update": {
+        "rows": [0, 1, 2, 33],
+        "hd": WIDTHS,
+        "grad": WEIGHTS,
+        "momentum": WEIGHTS,
+        "beta": [0.0, 0.9, 0.95, 0.99, 1.0],
+        "nesterov": [False, True],
+        "special": ["normal", "zero", "tiny", "strange"],
+    },
+    "engram.sinkhorn_step": {
+        "rows": [0, 1, 2, 33, 300],
+        "hd": WIDTHS,
+        "eps": [1e-20, 1e-8],
+        "content": ["normal", "zero rows", "zero columns", "nan"],
+    },
+    "engram.sinkhorn_step_reduce": {
+        "P": [0, 1, 3, 128],
+        "hd": WIDTHS,
+        "eps": [1e-20, 1e-8],
+        "scale": [False, True],
+        "content": ["normal", "zero columns", "nan"],
+    },
+    "engram.sinkhorn_finalize": {
+        "rows": [0, 1, 2, 33, 300],
+        "hd": WIDTHS,
+        "eps": [1e-20, 1e-8],
+        "alpha": [0.5, 16.0],
+        "content": ["normal", "zero rows", "zero columns", "nan"],
+    },
+    "engram.optimizer_step": {
+        "rows": [0, 1, 2, 33, 300],
+        "hd": [1, 7, 64, 257],
+        "weight": WEIGHTS,
+        "grad": WEIGHTS,
+        "momentum": WEIGHTS,
+        "eps": [1e-20, 1e-8],
+        "beta": [None, 0.0, 0.9],
+        "nesterov": [None, False, True],
+        "repeat": [None, 1, 8],
+        "tau": [None, 0.0, 0.5],
+        "alpha": [None, 2.0],
+        "content": ["normal", "zero rows", "zero columns", "all zero", "sparse", "nan"],
     },
 }
 
@@ -383,6 +503,24 @@ def row_indices(g, shape, C, rows, dtype, content="mixed"):
     return encode(values, dtype)
 
 
+def targets(g, **shapes):
+    """Accumulation targets; a shape of None: absent."""
+    return {x: floats(g, shape, "F32") for x, shape in shapes.items() if shape is not None}
+
+
+def gather_bwd(g, shape, C, hd, rows, dtype, indices, content, form, acc, special):
+    wanted = row_indices(g, shape, C, rows, indices, content)
+    gradient = floats(g, (*shape, C, hd), dtype, special)
+    unread = {"image_token_mask": Tensor("BOOL", wanted.data < 0)}
+    gradient = hide(gradient, unread, 1)
+    inputs = {
+        "grad_embedding": Tensor(dtype, gradient.data.reshape(*shape, C * hd)),
+        "indices": wanted,
+        **targets(g, grad_table_acc=(rows, hd) if acc and form != "sparse" else None),
+    }
+    return inputs, set_if(form=form, rows=None if "grad_table_acc" in inputs else rows)
+
+
 def gather_fwd(g, shape, C, hd, rows, table, out, indices, content, special):
     return (
         {
@@ -447,6 +585,19 @@ def kv_projection_fwd(g, shape, n, d, E, dtype, bias, special):
     return inputs, {}
 
 
+def kv_projection_bwd(g, shape, n, d, E, dtype, special, **acc):
+    return {
+        "grad_kv": floats(g, (*shape, n + 1, d), dtype, special),
+        "embedding": floats(g, (*shape, E), dtype),
+        "weight": floats(g, (n + 1, d, E), dtype),
+        **targets(
+            g,
+            grad_weight_acc=(n + 1, d, E) if acc["weight acc"] else None,
+            grad_bias_acc=(n + 1, d) if acc["bias acc"] else None,
+        ),
+    }, {}
+
+
 def fused_weight(g, n, d, hidden, embed, special):
     return {
         "weight_hidden": floats(g, (n, d), hidden, special),
@@ -481,6 +632,40 @@ def gate_fwd(g, shape, n, d, dtype, mask, packed, mode, run, eps, special):
     }
 
 
+def gate_bwd(g, shape, n, d, dtype, mask, packed, saved, eps, clamp, special, **more):
+    forward, _ = gate_fwd(g, shape, n, d, dtype, mask, packed, "add", "save", eps, special)
+    masked = {x: t for x, t in forward.items() if x == "image_token_mask"}
+    inputs = {
+        "grad_out": floats(g, (*shape, n, d), dtype),
+        **forward,
+        "residual": hide(forward["residual"], masked, 2),
+    }
+    if more["value path"]:
+        inputs["grad_value_path"] = hide(floats(g, (*shape, n, d), dtype), masked, 2)
+    attrs = {"clamp": clamp}
+    if saved:
+        statistics = REFERENCE["engram.gate_fwd"](
+            forward, {"eps": eps, "clamp": clamp, "save": True}
+        )
+        inputs |= {x: hide(t, masked, 1) for x, t in statistics.items() if x != "out"}
+    else:
+        attrs["eps"] = eps
+    return inputs, attrs
+
+
+def grad_w_reduce(g, P, n, d, hidden, embed, special, **acc):
+    return {
+        "grad_weight_partial": floats(g, (P, n, d), "F32", special),
+        "weight_hidden": floats(g, (n, d), hidden, center=1.0),
+        "weight_embed": floats(g, (n, d), embed, center=1.0),
+        **targets(
+            g,
+            grad_weight_hidden_acc=(n, d) if acc["hidden acc"] else None,
+            grad_weight_embed_acc=(n, d) if acc["embed acc"] else None,
+        ),
+    }, {}
+
+
 def conv_fwd(g, T, n, d, dtype, weight, norm, w, dilation, mask, sequences, state, special):
     masked = mask_of(mask, (T,))
     cu_seqlens, count = sequences_of(sequences, T, g)
@@ -496,6 +681,22 @@ def conv_fwd(g, T, n, d, dtype, weight, norm, w, dilation, mask, sequences, stat
     if state:
         inputs["state"] = floats(g, (count, (w - 1) * dilation, n, d), "F32")
     return inputs, {"dilation": dilation, "conv_eps": 1e-5}
+
+
+def conv_bwd(g, T, n, d, dtype, weight, norm, w, dilation, mask, sequences, special, **acc):
+    inputs, attrs = conv_fwd(
+        g, T, n, d, dtype, weight, norm, w, dilation, mask, sequences, False, special
+    )
+    masked = {x: t for x, t in inputs.items() if x == "image_token_mask"}
+    return {
+        "grad_out": hide(floats(g, (T, n, d), dtype), masked, 2),
+        **inputs,
+        **targets(
+            g,
+            grad_conv_weight_acc=(n, d, w) if acc["weight acc"] else None,
+            grad_conv_norm_weight_acc=(n, d) if acc["norm acc"] else None,
+        ),
+    }, attrs
 
 
 def layer_fwd(
@@ -539,6 +740,109 @@ def layer_fwd(
     return inputs, attrs
 
 
+def layer_bwd(
+    g, T, n, d, dtype, hidden, embed, packed, conv, norm, mask, sequences, special, **acc
+):
+    inputs, attrs = layer_fwd(
+        g,
+        T,
+        n,
+        d,
+        dtype,
+        hidden,
+        embed,
+        packed,
+        conv,
+        norm,
+        mask,
+        sequences,
+        False,
+        None,
+        None,
+        special,
+    )
+    masked = {x: t for x, t in inputs.items() if x == "image_token_mask"}
+    gates = (n, d) if acc["gate acc"] else None
+    taps, norms = None, None
+    if conv is not None and acc["conv acc"]:
+        taps, norms = (n, d, conv[0]), (n, d)
+    return {
+        "grad_out": floats(g, (T, n, d), dtype),
+        **inputs,
+        "residual": hide(inputs["residual"], masked, 2),
+        **targets(
+            g,
+            grad_weight_hidden_acc=gates,
+            grad_weight_embed_acc=gates,
+            grad_conv_weight_acc=taps,
+            grad_conv_norm_weight_acc=norms,
+        ),
+    }, set_if(**attrs)
+
+
+def momentum_update(g, rows, hd, grad, momentum, beta, nesterov, special):
+    return {
+        "grad": floats(g, (rows, hd), grad, special),
+        "momentum": floats(g, (rows, hd), momentum, special),
+    }, {"beta": beta, "nesterov": nesterov}
+
+
+def with_zeros(g, values, content):
+    """Rows or columns of zeros, or one NaN."""
+    if content == "zero rows":
+        values[::2] = 0.0
+    if content == "zero columns":
+        values[:, ::2] = 0.0
+    if content == "all zero":
+        values[:] = 0.0
+    if content == "sparse":
+        values[g.random(values.shape[0]) < 0.8] = 0.0
+    if content == "nan" and values.size:
+        values.reshape(-1)[g.integers(0, values.size)] = np.nan
+    return values
+
+
+def scaled_matrix(g, rows, hd, content):
+    row_scale = g.uniform(0.5, 2.0, rows)
+    if content == "zero rows":
+        row_scale[::4] = 0.0  # rows 2, 6, ... are zero themselves
+    return {
+        "update": encode(with_zeros(g, g.standard_normal((rows, hd)), content), "F32"),
+        "row_scale": encode(row_scale, "F32"),
+        "col_scale": encode(g.uniform(0.5, 2.0, hd), "F32"),
+    }
+
+
+def sinkhorn_step(g, rows, hd, eps, content):
+    return scaled_matrix(g, rows, hd, content), {"eps": eps}
+
+
+def sinkhorn_step_reduce(g, P, hd, eps, scale, content):
+    squares = with_zeros(g, g.standard_normal((P, hd)), content) ** 2
+    inputs = {"col_partial": encode(squares, "F32")}
+    if not scale:
+        return inputs, {}
+    return inputs | {"col_scale": encode(g.uniform(0.5, 2.0, hd), "F32")}, {"eps": eps}
+
+
+def sinkhorn_finalize(g, rows, hd, eps, alpha, content):
+    return scaled_matrix(g, rows, hd, content), {"eps": eps, "alpha": alpha}
+
+
+def optimizer_step(
+    g, rows, hd, weight, grad, momentum, eps, beta, nesterov, repeat, tau, alpha, content
+):
+    gradient = with_zeros(g, g.standard_normal((rows, hd)), content)
+    moving = 0.3 * g.standard_normal((rows, hd))
+    if content in ("zero rows", "zero columns", "all zero"):
+        moving[gradient == 0] = 0.0
+    return {
+        "weight": floats(g, (rows, hd), weight),
+        "grad": encode(gradient, grad),
+        "momentum": encode(moving, momentum),
+    }, set_if(lr=0.1, eps=eps, beta=beta, nesterov=nesterov, repeat=repeat, tau=tau, alpha=alpha)
+
+
 BUILDERS = {
     "engram.token_map": token_map,
     "engram.compress_ids": compress_ids,
@@ -548,21 +852,34 @@ BUILDERS = {
     "engram.offsets": offsets,
     "engram.hash": hash_rows,
     "engram.gather_fwd": gather_fwd,
+    "engram.gather_bwd": gather_bwd,
     "engram.dequant_rows": dequant_rows,
     "engram.quantize_rows": quantize_rows,
     "engram.gather_dequant": gather_dequant,
     "engram.kv_projection_fwd": kv_projection_fwd,
+    "engram.kv_projection_bwd": kv_projection_bwd,
     "engram.fused_weight": fused_weight,
     "engram.gate_fwd": gate_fwd,
+    "engram.gate_bwd": gate_bwd,
+    "engram.grad_w_reduce": grad_w_reduce,
     "engram.conv_fwd": conv_fwd,
+    "engram.conv_bwd": conv_bwd,
     "engram.layer_fwd": layer_fwd,
+    "engram.layer_bwd": layer_bwd,
+    "engram.momentum_update": momentum_update,
+    "engram.sinkhorn_step": sinkhorn_step,
+    "engram.sinkhorn_step_reduce": sinkhorn_step_reduce,
+    "engram.sinkhorn_finalize": sinkhorn_finalize,
+    "engram.optimizer_step": optimizer_step,
 }
 
 
 def legal(name, case):
-    """False for combinations that the contract forbids."""
+    """False for combinations that the contract forbids or leaves open."""
     if name == "engram.primes" and case["sizes"] == [2147483000]:
         return case["layers"] * case["heads"] <= 8  # a few primes are left below 2^31
+    if name in ("engram.gate_bwd", "engram.layer_bwd") and case["d"] == 1:
+        return case["special"] != "inf"  # inf times a difference that is 0 but for rounding
     return True
 
 

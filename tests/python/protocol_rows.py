@@ -13,6 +13,7 @@ _KV = ["kv? A[T,n+1,d]", "key? A[T,n,d]", "value? A[T,d]"]
 _GKV = ["grad_kv A[T,n+1,d]", "grad_key A[T,n,d]", "grad_value A[T,d]"]
 _STATISTICS = ["dot F32[T,n]", "alpha F32[T,n]", "rstd_residual F32[T,n]", "rstd_key F32[T,n]"]
 _QUANTIZED = ["weight F8_E4M3/U8[rows,hd]", "scale F8_E8M0/U8[rows,hd/group]"]
+_SCALED = ["update F32[rows,hd]", "row_scale F32[rows]", "col_scale F32[hd]"]
 
 ROWS = {
     # Addressing
@@ -268,6 +269,46 @@ ROWS = {
             "grad_conv_weight F32[n,d,w]",
             "grad_conv_norm_weight F32[n,d]",
         ],
+    ),
+    # Optimizer
+    "engram.momentum_update": (
+        "1.12a",
+        ["grad W[rows,hd]", "momentum W[rows,hd]"],
+        ["beta float [0..1]", "nesterov bool"],
+        ["update F32[rows,hd]", "momentum W[rows,hd]"],
+    ),
+    "engram.sinkhorn_step": (
+        "1.12b",
+        [*_SCALED],
+        ["eps float [>0]"],
+        ["row_norm F32[rows]", "row_scale F32[rows]", "col_partial F32[P,hd]"],
+    ),
+    "engram.sinkhorn_step_reduce": (
+        "1.12c",
+        ["col_partial F32[P,hd]", "col_scale? F32[hd]"],
+        ["eps float [>0] (with col_scale)"],
+        ["col_sumsq F32[hd]", "col_scale F32[hd]"],
+    ),
+    "engram.sinkhorn_finalize": (
+        "1.12d",
+        [*_SCALED],
+        ["eps float [>0]", "alpha float [>0]"],
+        ["out F32[rows,hd]"],
+    ),
+    "engram.optimizer_step": (
+        "1.12",
+        ["weight W[rows,hd]", "grad W[rows,hd]", "momentum W[rows,hd]"],
+        [
+            "lr float [>=0]",
+            "eps float [>0]",
+            "beta float [0..1] = 0.95",
+            "nesterov bool = true",
+            "repeat int [1..64] = 5",
+            "tau float [>=0] = 0.001",
+            "gamma float [>0] = 0.18",
+            "alpha float [>0] = sqrt(hd)",
+        ],
+        ["weight W[rows,hd]", "momentum W[rows,hd]"],
     ),
 }
 

@@ -9,7 +9,7 @@ import pytest
 from engramhc.reference import REFERENCE
 from engramhc.reference.dtypes import STORAGE, Tensor, encode
 from engramhc.reference.files import load, save
-from engramhc.reference.tolerance import compare
+from engramhc.reference.tolerance import comparable, compare
 
 from broken_files import broken_files
 from conftest import set_arguments
@@ -864,7 +864,7 @@ def test_single_faults(ehc, tmp_path, name):
             allowed = legal(name, changed, attrs)
             if allowed:
                 try:
-                    expected = REFERENCE[name](changed, attrs)
+                    expected = comparable(REFERENCE[name](changed, attrs))
                 except ValueError:
                     allowed = False  # e.g. cu_seqlens that no longer end at T
             unsaid = name == "engram.token_map" and what == "axis 0 + 1" and "offsets" not in x
@@ -884,7 +884,7 @@ def test_single_faults(ehc, tmp_path, name):
                     target.unlink()
             elif result.returncode == 0 and allowed:
                 accepted += 1
-                outputs, _ = load(target)
+                outputs = comparable(load(target)[0])
                 target.unlink()
                 allowance = tolerances(name, changed, attrs, expected)
                 for output, wanted in expected.items():
@@ -901,12 +901,27 @@ def test_single_faults(ehc, tmp_path, name):
 # --- tables ------------------------------------------------------------------------------
 
 
-# Decoding and encoding of quantised rows has its references and golden cases, not yet its operators.
-ROW_FORMATS = {"engram.dequant_rows", "engram.quantize_rows", "engram.gather_dequant"}
+# These have their references and golden cases, not yet their operators.
+NOT_YET = {
+    "engram.gather_bwd",
+    "engram.dequant_rows",
+    "engram.quantize_rows",
+    "engram.gather_dequant",
+    "engram.kv_projection_bwd",
+    "engram.gate_bwd",
+    "engram.grad_w_reduce",
+    "engram.conv_bwd",
+    "engram.layer_bwd",
+    "engram.momentum_update",
+    "engram.sinkhorn_step",
+    "engram.sinkhorn_step_reduce",
+    "engram.sinkhorn_finalize",
+    "engram.optimizer_step",
+}
 
 
-def test_all_forward_operators_are_listed(ehc):
-    assert set(REFERENCE) - ROW_FORMATS <= set(ehc.table)
+def test_all_operators_are_listed(ehc):
+    assert set(REFERENCE) - NOT_YET <= set(ehc.table)
     assert set(ehc.table) <= set(ROWS), "an operator without a row in protocol_rows.py"
 
 

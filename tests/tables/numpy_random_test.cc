@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "core/splitmix64.h"
+
 namespace ehc::tables {
 namespace {
 

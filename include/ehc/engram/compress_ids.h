@@ -21,6 +21,7 @@ struct CompressIds {
 // Throws Error{contract}, before anything is written, for an id that has no place in the table
 // (CPU only: a device's ids are not read; there it becomes -1).
 EHC_API void compress_ids(Context& context, const CompressIds& params);
+// Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const CompressIds& params);
 
 }  // namespace ehc::engram

@@ -44,6 +44,7 @@ struct ConvForward {
 
 // Throws Error{contract} for arguments that break the above. Needs workspace.
 EHC_API void conv_fwd(Context& context, const ConvForward& params);
+// Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const ConvForward& params);
 
 }  // namespace ehc::engram

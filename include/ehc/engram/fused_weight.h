@@ -18,6 +18,7 @@ struct FusedWeight {
 
 // Throws Error{contract} for arguments that break the above. No workspace.
 EHC_API void fused_weight(Context& context, const FusedWeight& params);
+// Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const FusedWeight& params);
 
 }  // namespace ehc::engram

@@ -52,6 +52,7 @@ struct GateForward {
 
 // Throws Error{contract} for arguments that break the above. No workspace.
 EHC_API void gate_fwd(Context& context, const GateForward& params);
+// Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const GateForward& params);
 
 }  // namespace ehc::engram

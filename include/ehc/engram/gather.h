@@ -21,6 +21,7 @@ struct GatherForward {
 // Throws Error{contract}, before anything is written, for an index below -1 or >= rows (CPU only: a
 // device's indices are not read).
 EHC_API void gather_fwd(Context& context, const GatherForward& params);
+// Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const GatherForward& params);
 
 }  // namespace ehc::engram

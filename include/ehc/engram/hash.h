@@ -28,6 +28,7 @@ struct Hash {
 // Throws Error{contract} for a size that is not positive (CPU only: a device's sizes are not read)
 // and for an offset table that I32 indices cannot hold.
 EHC_API void hash(Context& context, const Hash& params);
+// Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const Hash& params);
 
 }  // namespace ehc::engram

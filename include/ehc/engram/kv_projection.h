@@ -26,6 +26,7 @@ struct KvProjectionForward {
 
 // Throws Error{contract} for arguments that break the above and a workspace that is too small.
 EHC_API void kv_projection_fwd(Context& context, const KvProjectionForward& params);
+// Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const KvProjectionForward& params);
 
 }  // namespace ehc::engram

@@ -53,6 +53,7 @@ struct LayerForward {
 
 // Throws Error{contract} for arguments that break the above. Needs workspace.
 EHC_API void layer_fwd(Context& context, const LayerForward& params);
+// Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const LayerForward& params);
 
 }  // namespace ehc::engram

@@ -50,6 +50,8 @@ struct Offsets {
   Tensor offsets{};      // out: I32 or I64[L, C], C = (Nmax-1)*Kh, contiguous
 };
 
+// All throw Error{contract} for arguments that break the above; workspace_bytes: bytes of workspace
+// for the call, see Context::set_workspace.
 EHC_API void multipliers(Context& context, const Multipliers& params);
 EHC_API size_t workspace_bytes(const Context& context, const Multipliers& params);
 EHC_API void primes(Context& context, const Primes& params);

@@ -28,6 +28,7 @@ struct TokenMap {
 // Throws Error{contract} naming the tensor and the id: offsets that are none, strings that are not
 // UTF-8, V above 2^31 - 1.
 EHC_API void token_map(Context& context, const TokenMap& params);
+// Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const TokenMap& params);
 
 }  // namespace ehc::engram

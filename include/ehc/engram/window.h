@@ -38,6 +38,7 @@ struct Window {
 
 // Throws Error{contract} for borders that are none (CPU only: a device's are not read).
 EHC_API void window(Context& context, const Window& params);
+// Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const Window& params);
 
 }  // namespace ehc::engram

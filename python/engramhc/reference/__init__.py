@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Callable
 
-from . import addressing, conv, gate, layer, rows, text
+from . import addressing, conv, gate, layer, optimizer, rows, text
 from .dtypes import Tensor, tensor
 
 _FUNCTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
@@ -27,14 +27,25 @@ _FUNCTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
     "engram.offsets": addressing.offsets,
     "engram.hash": addressing.hash_rows,
     "engram.gather_fwd": rows.gather_fwd,
+    "engram.gather_bwd": rows.gather_bwd,
     "engram.dequant_rows": rows.dequant_rows,
     "engram.quantize_rows": rows.quantize_rows,
     "engram.gather_dequant": rows.gather_dequant,
     "engram.kv_projection_fwd": rows.kv_projection_fwd,
+    "engram.kv_projection_bwd": rows.kv_projection_bwd,
     "engram.fused_weight": gate.fused_weight,
     "engram.gate_fwd": gate.gate_fwd,
+    "engram.gate_bwd": gate.gate_bwd,
+    "engram.grad_w_reduce": gate.grad_w_reduce,
     "engram.conv_fwd": conv.conv_fwd,
+    "engram.conv_bwd": conv.conv_bwd,
     "engram.layer_fwd": layer.layer_fwd,
+    "engram.layer_bwd": layer.layer_bwd,
+    "engram.momentum_update": optimizer.momentum_update,
+    "engram.sinkhorn_step": optimizer.sinkhorn_step,
+    "engram.sinkhorn_step_reduce": optimizer.sinkhorn_step_reduce,
+    "engram.sinkhorn_finalize": optimizer.sinkhorn_finalize,
+    "engram.optimizer_step": optimizer.optimizer_step,
 }
 
 

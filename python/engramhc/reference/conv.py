@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .dtypes import Tensor, encode, single
-from .gate import sigmoid
+from .dtypes import Tensor, accumulated, encode, single
+from .gate import image_tokens, sigmoid
 from .sequences import sequence_bounds
 
 
@@ -73,11 +73,7 @@ def conv_fwd(
     gated_value [T, n, d], conv_weight [n, d, w], conv_norm_weight [n, d], cu_seqlens [B+1],
     image_token_mask [T], state [B, (w-1)*dilation, n, d] -> out [T, n, d], state (if one came in)
     """
-    masked = (
-        np.zeros(gated_value.shape[0], bool)
-        if image_token_mask is None
-        else image_token_mask.decode()
-    )
+    masked = image_tokens(image_token_mask, gated_value.shape[:1])
     with np.errstate(all="ignore"):
         rows = normalized_rows(
             gated_value.decode(), conv_norm_weight.decode(), single(conv_eps), masked
@@ -88,3 +84,104 @@ def conv_fwd(
     if state is not None:
         outputs["state"] = encode(after, "F32")
     return outputs
+
+
+def causal_convolution_gradients(
+    grad_mixed: np.ndarray,
+    rows: np.ndarray,
+    weight: np.ndarray,
+    dilation: int,
+    cu_seqlens: Tensor | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients of sum(grad_mixed * c) with respect to rows and weight (causal_convolution)."""
+    taps = weight.shape[-1]
+    grad_rows, grad_weight = np.zeros(rows.shape), np.zeros(weight.shape)
+    bounds = sequence_bounds(cu_seqlens, rows.shape[0])
+    for start, end in zip(bounds[:-1], bounds[1:]):
+        for j in range(taps):
+            pairs = end - start - j * dilation  # token start + i is seen by the one j taps later
+            if pairs > 0:
+                earlier, later = slice(start, start + pairs), slice(end - pairs, end)
+                grad_weight[..., taps - 1 - j] += np.sum(grad_mixed[later] * rows[earlier], axis=0)
+                grad_rows[earlier] += weight[..., taps - 1 - j] * grad_mixed[later]
+    return grad_rows, grad_weight
+
+
+def convolution_gradients(
+    grad: np.ndarray,
+    gated_value: np.ndarray,
+    weight: np.ndarray,
+    norm_weight: np.ndarray,
+    eps: float,
+    masked: np.ndarray,
+    dilation: int,
+    cu_seqlens: Tensor | None,
+) -> dict[str, np.ndarray]:
+    """Gradients of sum(grad * (v + silu(c))), v the gated value, c the convolution of its
+    normalised rows u = v * rstd * g:
+
+    grad_c = grad * silu'(c); the taps see grad_c * u, the rows grad_c spread forward in time;
+    then grad_v = grad + rstd * g * grad_u - v * rstd^3 * mean(grad_u * g * v).
+
+    grad, gated_value [T, n, d], weight [n, d, w], norm_weight [n, d], masked [T]
+    -> grad_gated_value [T, n, d], grad_conv_weight [n, d, w], grad_conv_norm_weight [n, d];
+    image tokens are not read and have gradient 0
+    """
+    hidden = masked[:, None, None]
+    grad, v = np.where(hidden, 0.0, grad), np.where(hidden, 0.0, gated_value)
+    rstd = 1.0 / np.sqrt(np.mean(v**2, axis=-1, keepdims=True) + eps)
+    rows = normalized_rows(v, norm_weight, eps, masked)
+    mixed, _ = causal_convolution(rows, weight, dilation, cu_seqlens, None)
+    gate = sigmoid(mixed)
+    grad_mixed = grad * gate * (1 + mixed * (1 - gate))
+
+    grad_rows, grad_weight = causal_convolution_gradients(
+        grad_mixed, rows, weight, dilation, cu_seqlens
+    )
+    grad_rows = np.where(hidden, 0.0, grad_rows)  # an image token's row is 0 whatever it holds
+
+    inner = np.mean(grad_rows * norm_weight * v, axis=-1, keepdims=True)
+    return {
+        "grad_gated_value": grad + rstd * norm_weight * grad_rows - v * rstd**3 * inner,
+        "grad_conv_weight": grad_weight,
+        "grad_conv_norm_weight": np.sum(grad_rows * v * rstd, axis=0),
+    }
+
+
+def conv_bwd(
+    grad_out: Tensor,
+    gated_value: Tensor,
+    conv_weight: Tensor,
+    conv_norm_weight: Tensor,
+    cu_seqlens: Tensor | None = None,
+    image_token_mask: Tensor | None = None,
+    grad_conv_weight_acc: Tensor | None = None,
+    grad_conv_norm_weight_acc: Tensor | None = None,
+    *,
+    dilation: int,
+    conv_eps: float,
+) -> dict[str, Tensor]:
+    """Backward of conv_fwd without state.
+
+    grad_out, gated_value [T, n, d], conv_weight [n, d, w], conv_norm_weight [n, d],
+    cu_seqlens [B+1], image_token_mask [T]
+    -> grad_gated_value [T, n, d], grad_conv_weight [n, d, w], grad_conv_norm_weight [n, d]
+    """
+    with np.errstate(all="ignore"):
+        gradients = convolution_gradients(
+            grad_out.decode(),
+            gated_value.decode(),
+            conv_weight.decode(),
+            conv_norm_weight.decode(),
+            single(conv_eps),
+            image_tokens(image_token_mask, gated_value.shape[:1]),
+            dilation,
+            cu_seqlens,
+        )
+        return {
+            "grad_gated_value": encode(gradients["grad_gated_value"], gated_value.dtype),
+            "grad_conv_weight": accumulated(grad_conv_weight_acc, gradients["grad_conv_weight"]),
+            "grad_conv_norm_weight": accumulated(
+                grad_conv_norm_weight_acc, gradients["grad_conv_norm_weight"]
+            ),
+        }

@@ -68,15 +68,15 @@ class Tensor:
             return self.data
         if self.dtype in INTEGERS:
             return self.data.astype(np.int64)
-        if self.dtype == "BF16":
-            wide = np.ascontiguousarray(self.data).astype(np.uint32) << 16
-            with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
-                return wide.view(np.float32).astype(np.float64)
         if self.dtype == "F8_E4M3":
             return _E4M3[self.data]
         if self.dtype == "F8_E8M0":
             return _E8M0[self.data]
-        return self.data.astype(np.float64)
+        data = self.data
+        if self.dtype == "BF16":
+            data = (np.ascontiguousarray(data).astype(np.uint32) << 16).view(np.float32)
+        with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+            return data.astype(np.float64)
 
     def __repr__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -149,3 +149,8 @@ def encode(values, dtype: str) -> Tensor:
 def single(value: float) -> float:
     """A floating-point attribute as the formulas see it: parsed as double, rounded once to F32."""
     return float(np.float32(value))
+
+
+def accumulated(target: Tensor | None, gradient: np.ndarray) -> Tensor:
+    """target + gradient as F32, or the gradient alone without a target of accumulation."""
+    return encode(gradient if target is None else target.decode() + gradient, "F32")

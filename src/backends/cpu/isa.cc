@@ -43,6 +43,13 @@ bool cpu_supports(Isa isa) {
   return isa == Isa::generic;
 }
 
+std::string_view missing_isa(Isa isa) {
+  constexpr std::string_view kReasons[] = {
+      "this processor has no avx512bf16", "this processor has no avx512",
+      "this processor has no avx2", "this processor has no generic"};
+  return cpu_supports(isa) ? std::string_view() : kReasons[static_cast<int>(isa)];
+}
+
 std::string_view isa_name(Isa isa) {
   constexpr std::string_view kNames[] = {"avx512bf16", "avx512", "avx2", "generic"};
   return kNames[static_cast<int>(isa)];

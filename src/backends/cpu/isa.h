@@ -2,7 +2,7 @@
 // their kernels as implementations.
 #pragma once
 
-#include <string>
+#include <string_view>
 
 #include "core/operator.h"
 
@@ -37,10 +37,12 @@ enum class Isa { avx512bf16, avx512, avx2, generic };
 bool cpu_supports(Isa isa);
 std::string_view isa_name(Isa isa);
 
+// The reason of an implementation that this processor cannot run; empty when it can.
+std::string_view missing_isa(Isa isa);
+
 template <Isa kIsa>
-std::string refuse_missing_isa(const Call&) {
-  return cpu_supports(kIsa) ? std::string()
-                            : "this processor has no " + std::string(isa_name(kIsa));
+std::string_view refuse_missing_isa(const Call&) {
+  return missing_isa(kIsa);
 }
 
 }  // namespace ehc

@@ -9,11 +9,14 @@
 //   load, load_tail         A -> fp32; a tail reads `count` elements and fills up with +0
 //   store, store_tail       fp32 -> A, to nearest even, NaN kept, subnormals kept
 //   stream                  as store, past the caches; rows must start on a cache line (can_stream)
-//   exp_nonpositive,        at most 2, 2 and 3 ulp, never overflow inside, NaN kept; no libm, so
-//   sigmoid, silu           that a lane of a tail has the bits of a lane of the body
+//   exp_nonpositive,        at most 2, 2 and 4 ulp, never overflow inside, NaN kept; no libm, so
+//   sigmoid, add_silu       that a tail has the bits of a body filled up with zeros
 //   reduce_add              fixed tree
+//   prefetch, prefetch_near into the second-level and the first-level cache
 // `fma` rounds once everywhere, also where the processor has no such instruction.
 #pragma once
+
+#include <type_traits>
 
 #include "backends/cpu/simd_types.h"
 #include "ehc/dtype.h"
@@ -74,6 +77,46 @@ EHC_SIMD void store_some(A* p, Pair x, int64_t count, bool streaming) {
   }
 }
 
+// sum + x^2 over the first `count` elements at p, at most a pair of them.
+template <class A>
+EHC_SIMD Pair add_squares(Pair sum, const A* p, int64_t count) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<A, Bf16>) {
+    return add_products(sum, load_raw(p, count), load_raw(p, count));
+  }
+#endif
+  const Pair x = load_some(p, count);
+  return fma(x, x, sum);
+}
+
+// The sum of squares of a row whose pairs were added to `sum` by add_squares.
+template <class A>
+EHC_SIMD float square_sum(Pair sum, const A* row, int64_t hidden) {
+  float squares = reduce_add(sum);
+#if defined(__AVX512BF16__)
+  // The instruction takes subnormal squares for zero, which in a row of nothing larger shows.
+  if (std::is_same_v<A, Bf16> && squares < 0x1p-80f) [[unlikely]] {
+    sum = zero_pair();
+    for (int64_t i = 0; i < hidden; i += kPair) {
+      const Pair x = load_some(row + i, hidden - i);
+      sum = fma(x, x, sum);
+    }
+    squares = reduce_add(sum);
+  }
+#else
+  static_cast<void>(row), static_cast<void>(hidden);
+#endif
+  return squares;
+}
+
+// The same from the start.
+template <class A>
+EHC_SIMD float square_sum(const A* row, int64_t hidden) {
+  Pair sum = zero_pair();
+  for (int64_t i = 0; i < hidden; i += kPair) sum = add_squares(sum, row + i, hidden - i);
+  return square_sum(sum, row, hidden);
+}
+
 // The value that a reader of the stored A sees.
 template <class A>
 EHC_SIMD Pair rounded_to(Pair x) {
@@ -82,34 +125,47 @@ EHC_SIMD Pair rounded_to(Pair x) {
   return load(row);
 }
 
-// e^x for kCount x in [-104, 0], NaN stays NaN. x = k ln2 + r; e^r = 1 + r + r^2 q(r), q of
-// degree 4. Step by step for all of them: one alone is a chain of 60 cycles that leaves the units
-// idle, and the processor looks ahead over too few instructions to fill them from the next.
-template <int kCount>
+// e^x for kCount x in [-104, 0]: 2^k (1 + r q(r)) with k = x / ln2 rounded to
+// a multiple of 2^-kBits, whose fraction picks a power from a table; without bits there is none.
+// Step by step for all of them: one alone is a chain of 60 cycles that leaves the units idle, and
+// the processor looks ahead over too few instructions to fill them from the next.
+template <int kBits, int kCount>
 EHC_SIMD void exp_bounded(const Vec* x, Vec* power) {
-  const Vec shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  Vec k[kCount], r[kCount];
+  // Adding it rounds to such a multiple, which then sits in the low bits.
+  const Vec shift = splat(12582912.0f / (1 << kBits));  // 1.5 * 2^(23 - kBits)
+  Vec shifted[kCount], k[kCount], r[kCount], q[kCount];
 #define EHC_EACH _Pragma("GCC unroll 16") for (int i = 0; i < kCount; ++i)
-  EHC_EACH k[i] = sub(fma(x[i], splat(0x1.715476p+0f), shift), shift);
+  EHC_EACH shifted[i] = fma(x[i], splat(0x1.715476p+0f), shift);
+  EHC_EACH k[i] = sub(shifted[i], shift);
   EHC_EACH r[i] = fma(k[i], splat(-0x1.628p-1f), x[i]);
   EHC_EACH r[i] = fma(k[i], splat(-0x1.90bfbep-11f), r[i]);
-  EHC_EACH power[i] = fma(splat(0x1.6d10fcp-10f), r[i], splat(0x1.120b62p-7f));
-  EHC_EACH power[i] = fma(power[i], r[i], splat(0x1.55551ap-5f));
-  EHC_EACH power[i] = fma(power[i], r[i], splat(0x1.5554dep-3f));
-  EHC_EACH power[i] = fma(power[i], r[i], splat(0.5f));
-  EHC_EACH power[i] = fma(power[i], r[i], splat(1.0f));
-  EHC_EACH power[i] = fma(power[i], r[i], splat(1.0f));
-  EHC_EACH power[i] = scale_down(power[i], k[i], add(k[i], shift));
-}
-
-EHC_SIMD Vec exp_bounded(Vec x) {
-  Vec power;
-  exp_bounded<1>(&x, &power);
-  return power;
+  if constexpr (kBits == 3) {
+    EHC_EACH q[i] = fma(splat(0x1.5560eep-3f), r[i], splat(0x1.00087ep-1f));
+    EHC_EACH q[i] = fma(q[i], r[i], splat(1.0f));
+  } else {
+    EHC_EACH q[i] = fma(splat(0x1.6d10fcp-10f), r[i], splat(0x1.120b62p-7f));
+    EHC_EACH q[i] = fma(q[i], r[i], splat(0x1.55551ap-5f));
+    EHC_EACH q[i] = fma(q[i], r[i], splat(0x1.5554dep-3f));
+    EHC_EACH q[i] = fma(q[i], r[i], splat(0.5f));
+    EHC_EACH q[i] = fma(q[i], r[i], splat(1.0f));
+  }
+  if constexpr (kBits == 0) {
+    EHC_EACH power[i] = fma(q[i], r[i], splat(1.0f));
+  } else {
+    EHC_EACH r[i] = mul(r[i], q[i]);
+    EHC_EACH power[i] = power_of_fraction(shifted[i]);
+    EHC_EACH power[i] = fma(power[i], r[i], power[i]);
+  }
+  EHC_EACH power[i] = scale_down<kBits>(power[i], k[i], shifted[i]);
 }
 
 // e^x for x <= 0.
-EHC_SIMD Vec exp_nonpositive(Vec x) { return exp_bounded(max_keep_nan(splat(-104.0f), x)); }
+EHC_SIMD Vec exp_nonpositive(Vec x) {
+  const Vec bounded = max_keep_nan(splat(-104.0f), x);
+  Vec power;
+  exp_bounded<0, 1>(&bounded, &power);
+  return power;
+}
 
 // 1 / (1 + e^-x), for negative x as e^x / (1 + e^x).
 EHC_SIMD Vec sigmoid(Vec x) {
@@ -117,36 +173,26 @@ EHC_SIMD Vec sigmoid(Vec x) {
   return div(select_negative(x, e, splat(1.0f)), add(splat(1.0f), e));
 }
 
-// x * sigmoid(x) as a fraction over 1 + e^-|x|, for kCount of them: numerators in place of x.
-// Division is slow but has its own unit: put other work between this and the quotient.
-template <int kCount>
-EHC_SIMD void silu_fraction(Vec* x, Vec* denominator) {
-  Vec bounded[kCount];
-  EHC_EACH bounded[i] = minus_magnitude(x[i], 104.0f);
-  exp_bounded<kCount>(bounded, denominator);
-  EHC_EACH x[i] = scale_negative(x[i], denominator[i]);
-  EHC_EACH denominator[i] = add(splat(1.0f), denominator[i]);
-}
-#undef EHC_EACH
-
-EHC_SIMD Vec silu(Vec x) {
-  Vec denominator;
-  silu_fraction<1>(&x, &denominator);
-  return div(x, denominator);
-}
-EHC_SIMD Pair silu(Pair x) { return {silu(x.a), silu(x.b)}; }
-
+// y + x * sigmoid(x) for kPairs pairs, rounded once; x * e^x / (1 + e^x) for negative x. Division
+// is slow: one of the product of both denominators of a pair, which lie in [1, 2] also for NaN,
+// serves the two.
 template <int kPairs>
-EHC_SIMD void silu_fraction(Pair* x, Pair* denominator) {
-  Vec n[2 * kPairs], d[2 * kPairs];
-  for (int i = 0; i < kPairs; ++i) n[2 * i] = x[i].a, n[2 * i + 1] = x[i].b;
-  silu_fraction<2 * kPairs>(n, d);
+EHC_SIMD void add_silu(const Pair* x, Pair* y) {
+  constexpr int kCount = 2 * kPairs;
+  Vec numerator[kCount], denominator[kCount], e[kCount], q[kPairs];
+  for (int i = 0; i < kPairs; ++i) numerator[2 * i] = x[i].a, numerator[2 * i + 1] = x[i].b;
+  EHC_EACH denominator[i] = minus_magnitude(numerator[i], 104.0f);
+  exp_bounded<kPowerBits, kCount>(denominator, e);
+  EHC_EACH numerator[i] = scale_negative(numerator[i], e[i]);
+  EHC_EACH denominator[i] = add(splat(1.0f), e[i]);
+  for (int i = 0; i < kPairs; ++i) q[i] = mul(denominator[2 * i], denominator[2 * i + 1]);
+  for (int i = 0; i < kPairs; ++i) q[i] = div(splat(1.0f), q[i]);
   for (int i = 0; i < kPairs; ++i) {
-    x[i] = {n[2 * i], n[2 * i + 1]};
-    denominator[i] = {d[2 * i], d[2 * i + 1]};
+    y[i].a = fma(numerator[2 * i], mul(q[i], denominator[2 * i + 1]), y[i].a);
+    y[i].b = fma(numerator[2 * i + 1], mul(q[i], denominator[2 * i]), y[i].b);
   }
 }
-EHC_SIMD Pair div(Pair x, Pair y) { return {div(x.a, y.a), div(x.b, y.b)}; }
+#undef EHC_EACH
 
 // One value, with the bits that a lane would have.
 EHC_SIMD float sigmoid(float x) { return first_lane(sigmoid(splat(x))); }

@@ -10,8 +10,8 @@ namespace {
 
 using Vec = __m256;
 inline constexpr int kLanes = 8;
-// Vectors worth taking through a long computation step by step together.
-inline constexpr int kTogether = 4;
+// Pairs worth taking through a long computation step by step together.
+inline constexpr int kPairsTogether = 2;
 struct Pair {
   Vec a, b;
 };
@@ -27,9 +27,9 @@ EHC_SIMD Vec fma(Vec x, Vec y, Vec z) { return _mm256_fmadd_ps(x, y, z); }
 EHC_SIMD Vec minus_magnitude(Vec x) { return _mm256_or_ps(x, splat(-0.0f)); }
 // The instructions return their second operand when either is NaN.
 EHC_SIMD Vec max_keep_nan(Vec bound, Vec x) { return _mm256_max_ps(bound, x); }
-// -min(|x|, bound); any number for NaN.
+// -min(|x|, bound); -bound for NaN.
 EHC_SIMD Vec minus_magnitude(Vec x, float bound) {
-  return max_keep_nan(splat(-bound), minus_magnitude(x));
+  return _mm256_max_ps(minus_magnitude(x), splat(-bound));
 }
 // Lanes of `x` with the sign bit set take `negative`.
 EHC_SIMD Vec select_negative(Vec x, Vec negative, Vec positive) {
@@ -38,12 +38,20 @@ EHC_SIMD Vec select_negative(Vec x, Vec negative, Vec positive) {
 // x * factor in lanes with the sign bit of x set.
 EHC_SIMD Vec scale_negative(Vec x, Vec factor) { return select_negative(x, mul(x, factor), x); }
 
-// x * 2^k for k in -151 .. 0, by way of 2^(k + 64), so that a subnormal result is rounded once.
-// `shifted` holds the integer k in its low bits; those above leave at the top.
+// 2^f for the fraction f of k, whose last kPowerBits bits are the lowest of `shifted`.
+inline constexpr int kPowerBits = 3;
+EHC_SIMD Vec power_of_fraction(Vec shifted) {
+  return _mm256_permutevar8x32_ps(_mm256_load_ps(kPowers), _mm256_castps_si256(shifted));
+}
+
+// x * 2^floor(k) for k in -151 .. 0, by way of 2^(floor(k) + 64), so that a subnormal result is
+// rounded once. `shifted` holds k in its low bits; those above leave at the top.
+template <int kBits>
 EHC_SIMD Vec scale_down(Vec x, Vec, Vec shifted) {
-  const __m256i biased =
-      _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127 + 64));
-  return mul(mul(x, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23))), splat(0x1p-64f));
+  const __m256i exponent =
+      _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32((127 + 64) << kBits));
+  const __m256i power = _mm256_slli_epi32(_mm256_srli_epi32(exponent, kBits), 23);
+  return mul(mul(x, _mm256_castsi256_ps(power)), splat(0x1p-64f));
 }
 
 EHC_SIMD float reduce_add(Vec x) {
@@ -53,6 +61,9 @@ EHC_SIMD float reduce_add(Vec x) {
 }
 
 EHC_SIMD void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+EHC_SIMD void prefetch_near(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
 // Streaming stores want rows that start on a cache line.
 EHC_SIMD bool can_stream(const void* row) { return reinterpret_cast<uintptr_t>(row) % 64 == 0; }
 // Orders streaming stores before whatever tells other threads that the output is there.

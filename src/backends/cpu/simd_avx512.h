@@ -10,8 +10,8 @@ namespace {
 
 using Vec = __m512;
 inline constexpr int kLanes = 16;
-// Vectors worth taking through a long computation step by step together.
-inline constexpr int kTogether = 4;
+// Pairs worth taking through a long computation step by step together.
+inline constexpr int kPairsTogether = 4;
 struct Pair {
   Vec a, b;
 };
@@ -27,7 +27,7 @@ EHC_SIMD Vec fma(Vec x, Vec y, Vec z) { return _mm512_fmadd_ps(x, y, z); }
 EHC_SIMD Vec minus_magnitude(Vec x) { return _mm512_or_ps(x, splat(-0.0f)); }
 // The instructions return their second operand when either is NaN.
 EHC_SIMD Vec max_keep_nan(Vec bound, Vec x) { return _mm512_max_ps(bound, x); }
-// -min(|x|, bound); any number for NaN.
+// -min(|x|, bound); -bound for NaN.
 EHC_SIMD Vec minus_magnitude(Vec x, float bound) {
   constexpr int kSmallerMagnitude = 2, kNegative = 3 << 2;
   return _mm512_range_ps(x, splat(bound), kSmallerMagnitude | kNegative);
@@ -40,8 +40,16 @@ EHC_SIMD Vec select_negative(Vec x, Vec negative, Vec positive) {
 EHC_SIMD Vec scale_negative(Vec x, Vec factor) {
   return _mm512_mask_mul_ps(x, _mm512_movepi32_mask(_mm512_castps_si512(x)), x, factor);
 }
-// x * 2^k for k in -151 .. 0
-EHC_SIMD Vec scale_down(Vec x, Vec k, Vec) { return _mm512_scalef_ps(x, k); }
+// 2^f for the fraction f of k, whose last kPowerBits bits are the lowest of `shifted`.
+inline constexpr int kPowerBits = 3;
+EHC_SIMD Vec power_of_fraction(Vec shifted) {
+  return _mm512_permutexvar_ps(_mm512_castps_si512(shifted), _mm512_load_ps(kPowers));
+}
+// x * 2^floor(k) for k in -151 .. 0
+template <int kBits>
+EHC_SIMD Vec scale_down(Vec x, Vec k, Vec) {
+  return _mm512_scalef_ps(x, k);
+}
 
 EHC_SIMD float reduce_add(Vec x) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
@@ -51,6 +59,9 @@ EHC_SIMD float reduce_add(Vec x) {
 }
 
 EHC_SIMD void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+EHC_SIMD void prefetch_near(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
 // Streaming stores want rows that start on a cache line.
 EHC_SIMD bool can_stream(const void* row) { return reinterpret_cast<uintptr_t>(row) % 64 == 0; }
 // Orders streaming stores before whatever tells other threads that the output is there.
@@ -110,6 +121,22 @@ EHC_SIMD Pair load_tail(const Bf16* p, int count) {
   return widen_bf16(_mm512_maskz_loadu_epi16(first_lanes(count), p));
 }
 
+#if defined(__AVX512BF16__)
+EHC_SIMD __m512bh load_raw(const Bf16* p, int64_t count) {
+  const __m512i bits = count >= 32
+                           ? _mm512_loadu_si512(p)
+                           : _mm512_maskz_loadu_epi16(first_lanes(static_cast<int>(count)), p);
+  __m512bh packed;
+  std::memcpy(&packed, &bits, sizeof packed);
+  return packed;
+}
+
+// Lane i takes elements 2i and 2i + 1; subnormal products and sums become zero.
+EHC_SIMD Pair add_products(Pair sum, __m512bh x, __m512bh y) {
+  return {_mm512_dpbf16_ps(sum.a, x, y), sum.b};
+}
+#endif
+
 // The upper 16 bits are those of the nearest bf16; not for NaN.
 EHC_SIMD __m512i round_to_upper_half(Vec x) {
   const __m512i bits = _mm512_castps_si512(x);
@@ -132,13 +159,11 @@ EHC_SIMD __m512i narrow_bf16_by_integers(Pair x) {
 
 EHC_SIMD __m512i narrow_bf16(Pair x) {
 #if defined(__AVX512BF16__)
-  // The instruction takes subnormals for zero.
-  constexpr int kSubnormal = 0x20;
-  if (_kortestz_mask16_u8(_mm512_fpclass_ps_mask(x.a, kSubnormal),
-                          _mm512_fpclass_ps_mask(x.b, kSubnormal))) [[likely]] {
-    const __m512bh packed = _mm512_cvtne2ps_pbh(x.b, x.a);
-    __m512i bits;
-    std::memcpy(&bits, &packed, sizeof bits);
+  const __m512bh packed = _mm512_cvtne2ps_pbh(x.b, x.a);
+  __m512i bits;
+  std::memcpy(&bits, &packed, sizeof bits);
+  // The instruction takes subnormals for zero: look again wherever it gave one.
+  if (_mm512_testn_epi16_mask(bits, _mm512_set1_epi16(0x7fff)) == 0) [[likely]] {
     return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), bits);
   }
 #endif

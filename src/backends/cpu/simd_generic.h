@@ -7,8 +7,8 @@ namespace ehc::simd::EHC_ISA {
 namespace {
 
 inline constexpr int kLanes = 8;
-// Vectors worth taking through a long computation step by step together.
-inline constexpr int kTogether = 2;
+// Pairs worth taking through a long computation step by step together.
+inline constexpr int kPairsTogether = 1;
 // Loops over lanes that are long code: inlined everywhere they take a minute to compile.
 #define EHC_SIMD_CALL [[gnu::noinline, maybe_unused]]
 
@@ -77,9 +77,10 @@ EHC_SIMD Vec minus_magnitude(Vec x) {
 EHC_SIMD Vec max_keep_nan(Vec bound, Vec x) {
   return each_lane([&](int i) { return bound.lane[i] > x.lane[i] ? bound.lane[i] : x.lane[i]; });
 }
-// -min(|x|, bound); any number for NaN.
+// -min(|x|, bound); -bound for NaN.
 EHC_SIMD Vec minus_magnitude(Vec x, float bound) {
-  return max_keep_nan(splat(-bound), minus_magnitude(x));
+  const Vec negative = minus_magnitude(x);
+  return each_lane([&](int i) { return negative.lane[i] > -bound ? negative.lane[i] : -bound; });
 }
 // Lanes of `x` with the sign bit set take `negative`.
 EHC_SIMD Vec select_negative(Vec x, Vec negative, Vec positive) {
@@ -89,8 +90,11 @@ EHC_SIMD Vec select_negative(Vec x, Vec negative, Vec positive) {
 // x * factor in lanes with the sign bit of x set.
 EHC_SIMD Vec scale_negative(Vec x, Vec factor) { return select_negative(x, mul(x, factor), x); }
 
+inline constexpr int kPowerBits = 0;  // no table
+
 // x * 2^k for k in -151 .. 0, by way of 2^(k + 64), so that a subnormal result is rounded once.
 // `shifted` holds the integer k in its low bits; those above leave at the top.
+template <int kBits>
 EHC_SIMD Vec scale_down(Vec x, Vec, Vec shifted) {
   return each_lane([&](int i) {
     return x.lane[i] * float_of((bits_of(shifted.lane[i]) + (127u + 64u)) << 23) * 0x1p-64f;
@@ -105,6 +109,7 @@ EHC_SIMD float reduce_add(Vec x) {
 }
 
 EHC_SIMD void prefetch(const void* p) { __builtin_prefetch(p); }
+EHC_SIMD void prefetch_near(const void* p) { __builtin_prefetch(p); }
 EHC_SIMD void stream_fence() {}
 
 // --- one element ---

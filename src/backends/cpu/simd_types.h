@@ -23,6 +23,12 @@ struct F16 {
   uint16_t bits;
 };
 
+// 2^(j/8), twice
+alignas(64) [[maybe_unused]] inline constexpr float kPowers[16] = {
+    0x1p0f,        0x1.172b84p0f, 0x1.306fep0f,  0x1.4bfdaep0f, 0x1.6a09e6p0f, 0x1.8ace54p0f,
+    0x1.ae89fap0f, 0x1.d5818ep0f, 0x1p0f,        0x1.172b84p0f, 0x1.306fep0f,  0x1.4bfdaep0f,
+    0x1.6a09e6p0f, 0x1.8ace54p0f, 0x1.ae89fap0f, 0x1.d5818ep0f};
+
 EHC_SIMD uint32_t bits_of(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);

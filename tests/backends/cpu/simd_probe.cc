@@ -23,7 +23,8 @@ void evaluate(Function function, const float* in, float* out, int64_t count) {
         y = {simd::sigmoid(x.a), simd::sigmoid(x.b)};
         break;
       default:
-        y = simd::silu(x);
+        y = simd::zero_pair();
+        simd::add_silu<1>(&x, &y);
     }
     simd::store_some(out + i, y, count - i, false);
   }

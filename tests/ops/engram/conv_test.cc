@@ -10,9 +10,8 @@ using test::Array;
 using test::context_for;
 using test::error_of;
 using test::implementations;
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using test::kInf;
+using test::kNan;
 
 struct Shape {
   int64_t T, n, d, w, dilation;
@@ -53,17 +52,14 @@ struct Conv {
   Array value, weight, norm, mask, borders, state;
   Array out, new_state;
 
-  explicit Conv(const Shape& shape, std::vector<int32_t> cu_seqlens = {}, uint32_t seed = 1)
+  explicit Conv(const Shape& shape, const std::vector<int32_t>& cu_seqlens = {}, uint32_t seed = 1)
       : s(shape),
         value(Array::random(s.type, {s.T, s.n, s.d}, seed)),
         weight(Array::random(s.weight_type, {s.n, s.d, s.w}, seed + 1, 0, 0.5F)),
         norm(Array::random(s.norm_type, {s.n, s.d}, seed + 2, 1, 0.25F)),
         mask(DType::boolean, {s.T}),
-        borders(DType::i32, {static_cast<int64_t>(cu_seqlens.size())}),
+        borders(test::borders_of(cu_seqlens)),
         out(s.type, {s.T, s.n, s.d}) {
-    for (size_t i = 0; i < cu_seqlens.size(); ++i) {
-      borders.element<int32_t>(static_cast<int64_t>(i)) = cu_seqlens[i];
-    }
     const int64_t sequences = std::max<int64_t>(1, borders.size() - 1);
     const std::vector<int64_t> dims = {sequences, (s.w - 1) * s.dilation, s.n, s.d};
     state = Array(DType::f32, dims);
@@ -90,21 +86,13 @@ struct Conv {
 
 void run(const std::string& impl, const ConvForward& p, int threads = 1) {
   Context context = context_for(impl, threads);
-  const Buffer workspace(context, workspace_bytes(context, p));
-  context.set_workspace(workspace.data(), workspace.bytes());
+  const Buffer workspace = test::workspace_for(context, p);
   conv_fwd(context, p);
 }
 
 template <class Body>
 void for_each_case(const Body& body) {
-  for (const std::string& impl : implementations("engram.conv_fwd")) {
-    for (const Shape& s : shapes()) {
-      std::ostringstream text;
-      text << impl << " " << s;
-      SCOPED_TRACE(text.str());
-      body(impl, s);
-    }
-  }
+  test::for_each_case("engram.conv_fwd", shapes(), body);
 }
 
 TEST(ConvForward, EveryImplementationIsCloseToTheReference) {
@@ -206,22 +194,20 @@ TEST(ConvForward, ChunksWithStateEqualOnePass) {
     for (int64_t t = 0; t < s.T; ++t) whole.mask.element<uint8_t>(t) = t % 7 == 3;
     whole.state = Array::random(DType::f32, {1, (s.w - 1) * s.dilation, s.n, s.d}, 9);
     run(impl, whole.with_state());
-    for (const int64_t chunk : {int64_t{1}, int64_t{5}, int64_t{32}}) {
-      if (chunk == 1 && s.T > 33) continue;
+    test::for_each_chunk_size(s.T, [&](const auto& feed) {
       const Conv pieces(s);
       const Array state = whole.state.copy();
-      for (int64_t t = 0; t < s.T; t += chunk) {
-        const int64_t end = std::min(s.T, t + chunk);
+      feed([&](int64_t begin, int64_t end) {
         ConvForward p = whole.params();
-        p.gated_value = whole.value.rows(t, end);
-        p.image_token_mask = whole.mask.rows(t, end);
-        p.out = pieces.out.rows(t, end);
+        p.gated_value = whole.value.rows(begin, end);
+        p.image_token_mask = whole.mask.rows(begin, end);
+        p.out = pieces.out.rows(begin, end);
         p.state = p.new_state = state;
         run(impl, p);
-      }
-      EXPECT_EQ(pieces.out.bits(), whole.out.bits()) << "chunks of " << chunk;
-      EXPECT_EQ(state.bits(), whole.new_state.bits()) << "chunks of " << chunk;
-    }
+      });
+      EXPECT_EQ(pieces.out.bits(), whole.out.bits());
+      EXPECT_EQ(state.bits(), whole.new_state.bits());
+    });
   });
 }
 

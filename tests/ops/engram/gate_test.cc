@@ -9,14 +9,17 @@ using test::Array;
 using test::context_for;
 using test::error_of;
 using test::implementations;
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using test::kInf;
+using test::kNan;
 
 struct Shape {
   int64_t T, n, d;
   DType type;
 };
+
+std::ostream& operator<<(std::ostream& out, const Shape& s) {
+  return out << "T=" << s.T << " n=" << s.n << " d=" << s.d << " " << name_of(s.type);
+}
 
 // Every edge of T, n and d in some combination, every type.
 std::vector<Shape> shapes() {
@@ -44,7 +47,7 @@ struct Gate {
   explicit Gate(const Shape& shape, uint32_t seed = 1)
       : s(shape),
         residual(Array::random(s.type, {s.T, s.n, s.d}, seed)),
-        key(Array::random(s.type, {s.T, s.n, s.d}, seed + 1)),
+        key(test::keys_like(residual, {s.T, s.n, s.d}, seed + 1)),
         value(Array::random(s.type, {s.T, s.d}, seed + 2)),
         weight(Array::random(DType::f32, {s.n, s.d}, seed + 3, 1.0F, 0.25F)),
         mask(DType::boolean, {s.T}),
@@ -53,10 +56,7 @@ struct Gate {
         alpha(DType::f32, {s.T, s.n}),
         rstd_residual(DType::f32, {s.T, s.n}),
         rstd_key(DType::f32, {s.T, s.n}),
-        mean_square(DType::f32, {s.T}) {
-    // Keys that resemble their stream keep the logit away from 0, where the gate is steep.
-    for (int64_t i = 0; i < key.size(); ++i) key.set(i, key.get(i) + residual.get(i));
-  }
+        mean_square(DType::f32, {s.T}) {}
 
   [[nodiscard]] GateForward params() const {
     return {.residual = residual,
@@ -84,14 +84,7 @@ struct Gate {
     return p;
   }
   [[nodiscard]] Array packed(test::Layout layout = {}) const {
-    Array kv(s.type, {s.T, s.n + 1, s.d}, layout);
-    for (int64_t t = 0; t < s.T; ++t) {
-      for (int64_t i = 0; i < (s.n + 1) * s.d; ++i) {
-        kv.set(t * (s.n + 1) * s.d + i,
-               i < s.n * s.d ? key.get(t * s.n * s.d + i) : value.get(t * s.d + i - s.n * s.d));
-      }
-    }
-    return kv;
+    return test::pack_kv(key, value, layout);
   }
   [[nodiscard]] std::string saved_bits() const {
     return dot.bits() + alpha.bits() + rstd_residual.bits() + rstd_key.bits();
@@ -103,16 +96,9 @@ void run(const std::string& impl, const GateForward& p, int threads = 1) {
   gate_fwd(context, p);
 }
 
-// Runs `body(implementation, shape)` over everything, with a trace for failures.
 template <class Body>
 void for_each_case(const Body& body) {
-  for (const std::string& impl : implementations("engram.gate_fwd")) {
-    for (const Shape& s : shapes()) {
-      SCOPED_TRACE(impl + " T=" + std::to_string(s.T) + " n=" + std::to_string(s.n) +
-                   " d=" + std::to_string(s.d) + " " + std::string(name_of(s.type)));
-      body(impl, s);
-    }
-  }
+  test::for_each_case("engram.gate_fwd", shapes(), body);
 }
 
 TEST(GateForward, EveryImplementationIsCloseToTheReference) {

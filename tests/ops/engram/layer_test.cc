@@ -13,8 +13,8 @@ using test::Array;
 using test::context_for;
 using test::error_of;
 using test::implementations;
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+using test::kNan;
+using test::workspace_for;
 
 struct Shape {
   int64_t T, n, d, w, dilation;
@@ -51,27 +51,22 @@ struct Layer {
   Array residual, key, value, hidden, embed, conv_weight, conv_norm, mask, borders, state;
   Array out, dot, alpha, rstd_residual, rstd_key, new_state;
 
-  explicit Layer(const Shape& shape, std::vector<int32_t> cu_seqlens = {}, uint32_t seed = 1)
+  explicit Layer(const Shape& shape, const std::vector<int32_t>& cu_seqlens = {}, uint32_t seed = 1)
       : s(shape),
         residual(Array::random(s.type, {s.T, s.n, s.d}, seed)),
-        key(Array::random(s.type, {s.T, s.n, s.d}, seed + 1)),
+        key(test::keys_like(residual, {s.T, s.n, s.d}, seed + 1)),
         value(Array::random(s.type, {s.T, s.d}, seed + 2)),
         hidden(Array::random(DType::f32, {s.n, s.d}, seed + 3, 1, 0.25F)),
         embed(Array::random(DType::bf16, {s.n, s.d}, seed + 4, 1, 0.25F)),
         conv_weight(Array::random(DType::f32, {s.n, s.d, s.w}, seed + 5, 0, 0.5F)),
         conv_norm(Array::random(DType::bf16, {s.n, s.d}, seed + 6, 1, 0.25F)),
         mask(DType::boolean, {s.T}),
-        borders(DType::i32, {static_cast<int64_t>(cu_seqlens.size())}),
+        borders(test::borders_of(cu_seqlens)),
         out(s.type, {s.T, s.n, s.d}),
         dot(DType::f32, {s.T, s.n}),
         alpha(DType::f32, {s.T, s.n}),
         rstd_residual(DType::f32, {s.T, s.n}),
         rstd_key(DType::f32, {s.T, s.n}) {
-    // Keys that resemble their stream keep the logit away from 0, where the gate is steep.
-    for (int64_t i = 0; i < key.size(); ++i) key.set(i, key.get(i) + residual.get(i));
-    for (size_t i = 0; i < cu_seqlens.size(); ++i) {
-      borders.element<int32_t>(static_cast<int64_t>(i)) = cu_seqlens[i];
-    }
     const int64_t sequences = std::max<int64_t>(1, borders.size() - 1);
     const std::vector<int64_t> dims = {sequences, (s.w - 1) * s.dilation, s.n, s.d};
     state = Array::random(DType::f32, dims, seed + 7);
@@ -112,26 +107,12 @@ struct Layer {
     return p;
   }
   [[nodiscard]] Array packed() const {
-    Array kv(s.type, {s.T, s.n + 1, s.d}, {.row_padding = 2, .offset = 1});
-    for (int64_t t = 0; t < s.T; ++t) {
-      for (int64_t i = 0; i < (s.n + 1) * s.d; ++i) {
-        kv.set(t * (s.n + 1) * s.d + i,
-               i < s.n * s.d ? key.get(t * s.n * s.d + i) : value.get(t * s.d + i - s.n * s.d));
-      }
-    }
-    return kv;
+    return test::pack_kv(key, value, {.row_padding = 2, .offset = 1});
   }
   [[nodiscard]] std::string saved_bits() const {
     return dot.bits() + alpha.bits() + rstd_residual.bits() + rstd_key.bits();
   }
 };
-
-template <class P>
-Buffer workspace_for(Context& context, const P& p) {
-  Buffer workspace(context, workspace_bytes(context, p));
-  context.set_workspace(workspace.data(), workspace.bytes());
-  return workspace;
-}
 
 void run(const std::string& impl, const LayerForward& p, int threads = 1) {
   Context context = context_for(impl, threads);
@@ -150,14 +131,7 @@ Array fused_weights(const Layer& layer) {
 
 template <class Body>
 void for_each_case(const Body& body) {
-  for (const std::string& impl : implementations("engram.layer_fwd")) {
-    for (const Shape& s : shapes()) {
-      std::ostringstream text;
-      text << impl << " " << s;
-      SCOPED_TRACE(text.str());
-      body(impl, s);
-    }
-  }
+  test::for_each_case("engram.layer_fwd", shapes(), body);
 }
 
 TEST(LayerForward, EveryImplementationIsCloseToTheReference) {
@@ -297,24 +271,22 @@ TEST(LayerForward, ChunksWithStateEqualOnePass) {
     Layer whole(s);
     for (int64_t t = 0; t < s.T; ++t) whole.mask.element<uint8_t>(t) = t % 7 == 3;
     run(impl, whole.with_state());
-    for (const int64_t chunk : {int64_t{1}, int64_t{5}, int64_t{32}}) {
-      if (chunk == 1 && s.T > 33) continue;
+    test::for_each_chunk_size(s.T, [&](const auto& feed) {
       const Layer pieces(s);
       const Array state = whole.state.copy();
-      for (int64_t t = 0; t < s.T; t += chunk) {
-        const int64_t end = std::min(s.T, t + chunk);
+      feed([&](int64_t begin, int64_t end) {
         LayerForward p = whole.params();
-        p.residual = whole.residual.rows(t, end);
-        p.key = whole.key.rows(t, end);
-        p.value = whole.value.rows(t, end);
-        p.image_token_mask = whole.mask.rows(t, end);
-        p.out = pieces.out.rows(t, end);
+        p.residual = whole.residual.rows(begin, end);
+        p.key = whole.key.rows(begin, end);
+        p.value = whole.value.rows(begin, end);
+        p.image_token_mask = whole.mask.rows(begin, end);
+        p.out = pieces.out.rows(begin, end);
         p.state = p.new_state = state;
         run(impl, p);
-      }
-      EXPECT_EQ(pieces.out.bits(), whole.out.bits()) << "chunks of " << chunk;
-      EXPECT_EQ(state.bits(), whole.new_state.bits()) << "chunks of " << chunk;
-    }
+      });
+      EXPECT_EQ(pieces.out.bits(), whole.out.bits());
+      EXPECT_EQ(state.bits(), whole.new_state.bits());
+    });
   });
 }
 

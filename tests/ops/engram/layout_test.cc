@@ -78,7 +78,7 @@ TEST(Primes, EndBelowTwoToThe31) {
               primes(context, {.sizes = sizes, .layers = int64_t{1} << 40, .heads = 1 << 30});
             }),
             "engram.primes: attribute 'layers': expected layers * orders * heads <= 105097565, the "
-            "number of primes below 2^31, got 1099511627776 * 1 * 1073741824");
+            "number of primes up to 2^31-1, got 1099511627776 * 1 * 1073741824");
 }
 
 TEST(Offsets, RefuseSumsThatIndicesCannotHold) {

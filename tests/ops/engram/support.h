@@ -6,7 +6,9 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "core/float_formats.h"
 #include "core/registry.h"
 #include "ehc/error.h"
+#include "ehc/memory.h"
 #include "ehc/tensor.h"
 
 namespace ehc::test {
@@ -131,6 +134,74 @@ inline std::vector<std::string> implementations(const char* op_name) {
     if (runs) names.emplace_back(impl.name);
   }
   return names;
+}
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// Runs `body(implementation, shape)` over everything, with a trace for failures.
+template <class Shape, class Body>
+void for_each_case(const char* op_name, const std::vector<Shape>& shapes, const Body& body) {
+  for (const std::string& impl : implementations(op_name)) {
+    for (const Shape& s : shapes) {
+      std::ostringstream text;
+      text << impl << " " << s;
+      SCOPED_TRACE(text.str());
+      body(impl, s);
+    }
+  }
+}
+
+// For each size of chunks calls `body(feed)`; feed(run_tokens) calls run_tokens(begin, end) for the
+// chunks of T tokens in order.
+template <class Body>
+void for_each_chunk_size(int64_t tokens, const Body& body) {
+  for (const int64_t chunk : {int64_t{1}, int64_t{5}, int64_t{32}}) {
+    if (chunk == 1 && tokens > 33) continue;  // takes long, and says no more
+    SCOPED_TRACE("chunks of " + std::to_string(chunk));
+    body([&](const auto& run_tokens) {
+      for (int64_t t = 0; t < tokens; t += chunk) run_tokens(t, std::min(tokens, t + chunk));
+    });
+  }
+}
+
+// I32[B+1]; without borders I32[0].
+inline Array borders_of(const std::vector<int32_t>& cu_seqlens) {
+  Array borders(DType::i32, {static_cast<int64_t>(cu_seqlens.size())});
+  for (size_t i = 0; i < cu_seqlens.size(); ++i) {
+    borders.element<int32_t>(static_cast<int64_t>(i)) = cu_seqlens[i];
+  }
+  return borders;
+}
+
+// Random keys that resemble their stream keep the logit away from 0, where the gate is steep.
+inline Array keys_like(const Array& residual, std::vector<int64_t> shape, uint32_t seed) {
+  Array key = Array::random(residual.view().dtype, std::move(shape), seed);
+  for (int64_t i = 0; i < key.size(); ++i) key.set(i, key.get(i) + residual.get(i));
+  return key;
+}
+
+// kv[T, n+1, d] of key[T, n, d] and value[T, d].
+inline Array pack_kv(const Array& key, const Array& value, Layout layout = {}) {
+  const Tensor k = key.view();
+  const int64_t keys = k.shape[1] * k.shape[2];
+  const int64_t width = k.shape[2];
+  Array kv(k.dtype, {k.shape[0], k.shape[1] + 1, width}, layout);
+  for (int64_t t = 0; t < k.shape[0]; ++t) {
+    for (int64_t i = 0; i < keys + width; ++i) {
+      kv.set(t * (keys + width) + i,
+             i < keys ? key.get(t * keys + i) : value.get(t * width + i - keys));
+    }
+  }
+  return kv;
+}
+
+// Lends a context the workspace of a call; keep the buffer until after it.
+template <class P>
+Buffer workspace_for(Context& context, const P& p) {
+  Buffer workspace(context, workspace_bytes(context, p));
+  context.set_workspace(workspace.data(), workspace.bytes());
+  return workspace;
 }
 
 inline Context context_for(const std::string& implementation, int threads = 1) {

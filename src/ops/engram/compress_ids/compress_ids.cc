@@ -72,16 +72,7 @@ constexpr Operator kCompressIds = [] {
 
 }  // namespace
 
-void compress_ids(Context& context, const CompressIds& params) {
-  invoke(kCompressIds, context, params);
-}
-size_t workspace_bytes(const Context& context, const CompressIds& params) {
-  return ehc::workspace_bytes(kCompressIds, context, params);
-}
-
-std::span<const Operator* const> compress_ids_operators() {
-  static constexpr const Operator* kAll[] = {&kCompressIds};
-  return kAll;
-}
+EHC_DEFINE_CALLS(compress_ids, CompressIds, kCompressIds);
+EHC_REGISTER(compress_ids, &kCompressIds);
 
 }  // namespace ehc::engram

@@ -142,16 +142,7 @@ constexpr Operator kConvForward = [] {
 
 }  // namespace
 
-void conv_fwd(Context& context, const ConvForward& params) {
-  invoke(kConvForward, context, params);
-}
-size_t workspace_bytes(const Context& context, const ConvForward& params) {
-  return ehc::workspace_bytes(kConvForward, context, params);
-}
-
-std::span<const Operator* const> conv_operators() {
-  static constexpr const Operator* kAll[] = {&kConvForward};
-  return kAll;
-}
+EHC_DEFINE_CALLS(conv_fwd, ConvForward, kConvForward);
+EHC_REGISTER(conv, &kConvForward);
 
 }  // namespace ehc::engram

@@ -4,11 +4,11 @@
 //   V, Y A[T,n,d]; state F32[B,(w-1)*dilation,n,d] holds u before the chunk, oldest first
 //
 // Bytes: 4nd a token in 16-bit types: V read once, Y written once.
-// Algorithm: runs of tokens whose rows fit in the second-level cache. First the norms of all rows
-// of a run, then for each stream tiles of columns: u of the run and of its history, kept in the
-// first-level cache, then taps and SiLU token by token while the rows of the next run are
-// prefetched. Norms of the history of a range are recomputed. Class R per implementation,
-// batch-invariant: lanes depend on the column alone, and taps are added oldest first.
+// Algorithm: runs of tokens whose rows fit in the second-level cache. For each stream tiles of
+// columns: u of the history of a run, then token by token u, taps, SiLU and output, while the norms
+// of the next run are taken piece by piece, in the order of memory, which also fetches its rows.
+// Norms of the history of a range are recomputed. Class R per implementation, batch-invariant:
+// lanes depend on the column alone, and taps are added oldest first.
 #include "ops/engram/conv/conv_simd.h"
 
 namespace ehc::engram::EHC_ISA {
@@ -32,52 +32,82 @@ EHC_SIMD bool masked(const ConvForwardArgs& args, int64_t token) {
 
 template <class A>
 inline float value_rstd(const ConvForwardArgs& args, int64_t token, int64_t stream) {
-  const A* row = value_row<A>(args, token, stream);
-  Pair sum = simd::zero_pair(), more = simd::zero_pair();
-  int64_t i = 0;
-  for (; i + 2 * kPair <= args.hidden; i += 2 * kPair) {
-    const Pair v = simd::load(row + i), w = simd::load(row + i + kPair);
-    sum = fma(v, v, sum);
-    more = fma(w, w, more);
-  }
-  for (; i < args.hidden; i += kPair) {
-    const Pair v = simd::load_some(row + i, args.hidden - i);
-    sum = fma(v, v, sum);
-  }
-  return reciprocal_rms(reduce_add(add(sum, more)), args.hidden, args.conv.eps);
+  const float squares = simd::square_sum(value_row<A>(args, token, stream), args.hidden);
+  return reciprocal_rms(squares, args.hidden, args.conv.eps);
 }
+
+// Norms of the rows of tokens in order, a piece of a row at a time.
+template <class A>
+class NormsAhead {
+ public:
+  NormsAhead(const ConvForwardArgs& args, int64_t first, float* scale)
+      : args_(args), first_(first), scale_(scale) {}
+
+  void open(int64_t begin, int64_t end) {
+    token_ = begin;
+    end_ = end;
+    next_row();
+  }
+  EHC_SIMD void work() {
+    if (token_ == end_) return;
+    for (int p = 0; p < kTilePairs && column_ < args_.hidden; ++p, column_ += kPair) {
+      simd::prefetch(row_ + column_ + kFarAhead);
+      sum_ = simd::add_squares(sum_, row_ + column_, args_.hidden - column_);
+    }
+    if (column_ >= args_.hidden) close_row();
+  }
+  void finish() {
+    while (token_ != end_) work();
+  }
+
+ private:
+  // Elements between what is read and what is prefetched.
+  static constexpr int64_t kFarAhead = 4096;
+
+  void close_row() {
+    scale_[(token_ - first_) * args_.streams + stream_] =
+        reciprocal_rms(simd::square_sum(sum_, row_, args_.hidden), args_.hidden, args_.conv.eps);
+    if (++stream_ == args_.streams) {
+      stream_ = 0;
+      ++token_;
+    }
+    next_row();
+  }
+  void next_row() {
+    while (token_ != end_ && masked(args_, token_)) ++token_;
+    if (token_ == end_) return;
+    row_ = value_row<A>(args_, token_, stream_);
+    column_ = 0;
+    sum_ = simd::zero_pair();
+  }
+
+  const ConvForwardArgs& args_;
+  int64_t first_;
+  float* scale_;
+  int64_t token_ = 0, end_ = 0, stream_ = 0, column_ = 0;
+  const A* row_ = nullptr;
+  Pair sum_;
+};
 
 template <class A>
-inline void norms(const ConvForwardArgs& args, int64_t begin, int64_t end, int64_t first,
-                  float* scale) {
-  for (int64_t t = begin; t < end; ++t) {
-    if (masked(args, t)) continue;
-    for (int64_t h = 0; h < args.streams; ++h) {
-      scale[(t - first) * args.streams + h] = value_rstd<A>(args, t, h);
+struct ConvOutput {
+  const ConvForwardArgs& args;
+  NormsAhead<A>& ahead;
+  bool streaming;
+
+  template <int kPairs>
+  EHC_SIMD void finish(int64_t token, int64_t stream, int64_t column, int64_t count,
+                       const Pair* value, const Pair* c) {
+    Pair y[kPairs];
+    for (int p = 0; p < kPairs; ++p) y[p] = value[p];
+    simd::add_silu<kPairs>(c, y);
+    A* out = out_row<A>(args, token, stream) + column;
+    for (int p = 0; p < kPairs; ++p) {
+      simd::store_some(out + p * kPair, y[p], p + 1 < kPairs ? kPair : count, streaming);
     }
   }
-}
-
-template <class A, bool kStreaming>
-inline void conv_run(const ConvForwardArgs& args, const ConvSource<A>& source, const ConvRun& run,
-                     int64_t ahead) {
-  const auto finish = [&](int64_t t, int64_t h) EHC_SIMD_LAMBDA {
-    const A* value = value_row<A>(args, t, h);
-    A* out = out_row<A>(args, t, h);
-    const bool zero = masked(args, t);
-    return [=]<int kPairs>(int64_t column, int64_t count, const Pair* activation) EHC_SIMD_LAMBDA {
-      for (int p = 0; p < kPairs; ++p, column += kPair) {
-        const int64_t columns = p + 1 < kPairs ? kPair : count;
-        simd::prefetch(value + column + ahead);
-        const Pair y =
-            zero ? simd::zero_pair() : add(simd::load_some(value + column, columns), activation[p]);
-        simd::store_some(out + column, y, columns, kStreaming);
-      }
-    };
-  };
-  convolve_run(args.conv, source, prepared_weights(args.conv, args.streams, args.hidden), run,
-               args.streams, args.hidden, finish);
-}
+  EHC_SIMD void work_ahead() { ahead.work(); }
+};
 
 template <class A>
 inline void conv_range(const ConvForwardArgs& args, int64_t begin, int64_t end, float* scratch) {
@@ -90,22 +120,32 @@ inline void conv_range(const ConvForwardArgs& args, int64_t begin, int64_t end, 
                                 first,
                                 args.streams,
                                 args.image_token_mask};
+  const auto row_bytes = static_cast<int64_t>(sizeof(A)) * args.hidden;
   const bool streaming = args.streaming && simd::can_stream(args.out) &&
                          args.out_token_stride * sizeof(A) % 64 == 0 &&
                          args.out_stream_stride * sizeof(A) % 64 == 0;
-  const int64_t limit =
-      run_limit(args.conv, 2 * args.streams * args.hidden * static_cast<int64_t>(sizeof(A)));
-  norms<A>(args, first, begin, first, scratch);
+  const int64_t limit = run_limit(args.conv, 2 * args.streams * row_bytes);
+  const PreparedWeights weights = prepared_weights(args.conv, args.streams, args.hidden);
+  NormsAhead<A> norms(args, first, scratch);
+  norms.open(first, begin);
+  norms.finish();
+
   RunCursor cursor(args.conv, begin, end);
-  for (ConvRun run = cursor.next(limit); run.begin < run.end; run = cursor.next(limit)) {
-    norms<A>(args, run.begin, run.end, first, scratch);
-    const int64_t tokens = run.end - run.begin;
-    const int64_t ahead = run.end + tokens <= end ? tokens * args.value_token_stride : 0;
-    if (streaming) {
-      conv_run<A, true>(args, source, run, ahead);
-    } else {
-      conv_run<A, false>(args, source, run, ahead);
+  ConvRun run = cursor.next(limit);
+  norms.open(run.begin, run.end);
+  ConvOutput<A> output = {args, norms, streaming};
+  while (run.begin < run.end) {
+    norms.finish();
+    const ConvRun next = cursor.next(limit);
+    norms.open(next.begin, next.end);
+    for (int64_t t = run.begin; t < run.end; ++t) {
+      if (!masked(args, t)) continue;
+      for (int64_t h = 0; h < args.streams; ++h) {
+        std::memset(out_row<A>(args, t, h), 0, static_cast<size_t>(row_bytes));
+      }
     }
+    convolve_run(args.conv, source, weights, run, args.streams, args.hidden, output);
+    run = next;
   }
   if (streaming) simd::stream_fence();
 }

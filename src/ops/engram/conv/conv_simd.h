@@ -64,11 +64,8 @@ inline void prepare_streams(const ShortConv& conv, int64_t streams, int64_t hidd
 }
 
 // u = (value * scale) * norm weight
-template <class A>
-EHC_SIMD Pair normalise(const A* value, float scale, const float* norm, int64_t column,
-                        int64_t count) {
-  const Pair v = simd::load_some(value + column, count);
-  return mul(mul(v, simd::splat(scale)), simd::load(norm + column));
+EHC_SIMD Pair normalise(Pair value, float scale, const float* norm) {
+  return mul(mul(value, simd::splat(scale)), simd::load(norm));
 }
 
 // Where u comes from: values[p,h,:] and scale[p,h]; zero for image tokens, which are not read.
@@ -83,12 +80,10 @@ struct ConvSource {
   EHC_SIMD const A* row(int64_t token, int64_t stream) const {
     return values + token * token_stride + stream * stream_stride;
   }
-  EHC_SIMD Pair normalised(int64_t token, int64_t stream, const float* norm, int64_t column,
-                           int64_t count) const {
-    if (mask && mask[token]) return simd::zero_pair();
-    return normalise(row(token, stream), scale[(token - first_token) * streams + stream], norm,
-                     column, count);
+  EHC_SIMD float scale_of(int64_t token, int64_t stream) const {
+    return scale[(token - first_token) * streams + stream];
   }
+  EHC_SIMD bool masked(int64_t token) const { return mask && mask[token]; }
 };
 
 // A run of tokens [begin, end) of the sequence that starts at `start`.
@@ -141,8 +136,12 @@ template <class A>
 EHC_SIMD Pair conv_input(const ShortConv& conv, const ConvSource<A>& source, const ConvRun& run,
                          int64_t token, int64_t stream, const float* norm, int64_t column,
                          int64_t count) {
-  if (token >= run.start) return source.normalised(token, stream, norm, column, count);
-  return simd::load_f32_some<A>(state_row(conv, conv.state, run, token, stream) + column, count);
+  if (token < run.start) {
+    return simd::load_f32_some<A>(state_row(conv, conv.state, run, token, stream) + column, count);
+  }
+  if (source.masked(token)) return simd::zero_pair();
+  return normalise(simd::load_some(source.row(token, stream) + column, count),
+                   source.scale_of(token, stream), norm + column);
 }
 
 EHC_SIMD int64_t first_tap(const ShortConv& conv, const ConvRun& run, int64_t token) {
@@ -163,20 +162,17 @@ EHC_SIMD Pair convolve_directly(const ShortConv& conv, const ConvSource<A>& sour
   return c;
 }
 
-// Pairs that go through the exponential together, and groups of them in a tile: long pieces of rows
-// suit memory, and u of a tile still fits in the first-level cache.
-inline constexpr int kGroupPairs = simd::kTogether / 2;
-inline constexpr int kTileGroups = 32 * kGroupPairs / simd::kLanes;
-inline constexpr int kTileColumns = kTileGroups * kGroupPairs * kPair;
+inline constexpr int kTilePairs = simd::kPairsTogether;
+inline constexpr int kTileColumns = kTilePairs * kPair;
 inline constexpr int kTileRows = 48;
 
 // Tokens of a run: the rows of two of them (token_bytes each: of this run those that are used
-// again, of the next all) leave room for the weights in a second-level cache of 2 MiB, and with
-// their history they fit in a tile where that can be.
+// again, of the next all) take half of a second-level cache of 2 MiB, and with their history they
+// fit in a tile where that can be.
 EHC_SIMD int64_t run_limit(const ShortConv& conv, int64_t token_bytes) {
   const int64_t room = kTileRows - conv_history(conv.taps, conv.dilation);
   const int64_t most = room >= 8 ? room : 32;
-  const int64_t tokens = (int64_t{1536} << 10) / token_bytes;
+  const int64_t tokens = (int64_t{1} << 20) / token_bytes;
   return tokens < 8 ? 8 : tokens > most ? most : tokens;
 }
 
@@ -195,7 +191,7 @@ class ConvTile {
         run_(run),
         history_(conv_history(conv.taps, conv.dilation)),
         tokens_(run.end - run.begin) {
-    for (int64_t r = 0; r < history_ + tokens_; ++r) {
+    for (int64_t r = 0; r < history_; ++r) {
       // history_ is a multiple of dilation: no token reads a row of a residue that none of them
       // has.
       const bool before = run.begin - history_ + r < run.start;
@@ -206,11 +202,24 @@ class ConvTile {
     }
   }
 
-  // kPairs pairs of columns from `column` on; the last holds `count` columns.
+  // Finishes kPairs pairs of columns from `column` on, of which the last holds `count` columns, for
+  // the tokens of the run that are not masked.
+  template <int kPairs, class A, class Output>
+  EHC_SIMD void finish(const ConvSource<A>& source, const PreparedWeights& weights, int64_t stream,
+                       int64_t column, int64_t count, Output& output) {
+    fill_history<kPairs>(source, weights.norm(stream), stream, column, count);
+    if (conv_.taps == 4) {
+      finish_tokens<kPairs, true>(source, weights, stream, column, count, output);
+    } else {
+      finish_tokens<kPairs, false>(source, weights, stream, column, count, output);
+    }
+  }
+
+ private:
   template <int kPairs, class A>
-  EHC_SIMD void fill(const ConvSource<A>& source, const float* norm, int64_t stream, int64_t column,
-                     int64_t count) {
-    for (int64_t r = 0; r < history_ + tokens_; ++r) {
+  EHC_SIMD void fill_history(const ConvSource<A>& source, const float* norm, int64_t stream,
+                             int64_t column, int64_t count) {
+    for (int64_t r = 0; r < history_; ++r) {
       if (!used_[r]) continue;
       const int64_t token = run_.begin - history_ + r;
       for (int p = 0; p < kPairs; ++p) {
@@ -221,40 +230,41 @@ class ConvTile {
     }
   }
 
-  // Calls finish(token)(column, count, silu(c)) for kGroups groups of kPairs pairs of columns. The
-  // quotients of a group are used while those of the next are on their way.
-  template <int kGroups, int kPairs, bool kFourTaps, class Finish>
-  EHC_SIMD void convolve(const PreparedWeights& weights, int64_t stream, int64_t column,
-                         int64_t count, const Finish& finish) const {
-    constexpr int64_t kColumns = kPairs * kPair;
+  template <int kPairs, bool kFourTaps, class A, class Output>
+  EHC_SIMD void finish_tokens(const ConvSource<A>& source, const PreparedWeights& weights,
+                              int64_t stream, int64_t column, int64_t count, Output& output) {
+    const float* norm = weights.norm(stream) + column;
+    const float* taps = weights.tap(0, stream) + column;
+    const int64_t tap_step = weights.streams * weights.row;
     for (int64_t t = 0; t < tokens_; ++t) {
-      const auto finish_group = finish(run_.begin + t);
-      Pair activation[kPairs] = {};
-      for (int64_t g = 0; g < kGroups; ++g) {
-        Pair c[kPairs], denominator[kPairs];
-        sum_taps<kPairs, kFourTaps>(weights, stream, column, g * kColumns, t, c);
-        simd::silu_fraction<kPairs>(c, denominator);
-        if (g > 0) {
-          finish_group.template operator()<kPairs>(column + (g - 1) * kColumns, kPair, activation);
-        }
-        for (int p = 0; p < kPairs; ++p) activation[p] = div(c[p], denominator[p]);
+      const int64_t token = run_.begin + t;
+      float* u = u_[t + history_];
+      Pair value[kPairs], c[kPairs];
+      if (source.masked(token)) {
+        for (int p = 0; p < kPairs; ++p) simd::store(u + p * kPair, simd::zero_pair());
+        continue;
       }
-      finish_group.template operator()<kPairs>(column + (kGroups - 1) * kColumns, count,
-                                               activation);
+      const A* row = source.row(token, stream) + column;
+      const float scale = source.scale_of(token, stream);
+      for (int p = 0; p < kPairs; ++p) {
+        value[p] = simd::load_some(row + p * kPair, p + 1 < kPairs ? kPair : count);
+        simd::prefetch_near(row + p * kPair + kTileColumns);
+        simd::store(u + p * kPair, normalise(value[p], scale, norm + p * kPair));
+      }
+      sum_taps<kPairs, kFourTaps>(taps, tap_step, t, c);
+      output.template finish<kPairs>(token, stream, column, count, value, c);
+      output.work_ahead();
     }
   }
 
+  // c, from the oldest tap on.
   template <int kPairs, bool kFourTaps>
-  EHC_SIMD void sum_taps(const PreparedWeights& weights, int64_t stream, int64_t column,
-                         int64_t offset, int64_t t, Pair* c) const {
-    const float* w = weights.tap(0, stream) + column + offset;
-    const float* u = u_[t] + offset;
-    const int64_t weight_step = weights.streams * weights.row;
+  EHC_SIMD void sum_taps(const float* taps, int64_t tap_step, int64_t t, Pair* c) const {
     const int64_t row_step = conv_.dilation * kTileColumns;
     const auto add_tap = [&](int64_t k) EHC_SIMD_LAMBDA {
       for (int p = 0; p < kPairs; ++p) {
-        c[p] = fma(simd::load(w + k * weight_step + p * kPair),
-                   simd::load(u + k * row_step + p * kPair), c[p]);
+        c[p] = fma(simd::load(taps + k * tap_step + p * kPair),
+                   simd::load(u_[t] + k * row_step + p * kPair), c[p]);
       }
     };
     for (int p = 0; p < kPairs; ++p) c[p] = simd::zero_pair();
@@ -266,18 +276,6 @@ class ConvTile {
     }
   }
 
-  template <int kGroups, int kPairs, class A, class Finish>
-  EHC_SIMD void run(const ConvSource<A>& source, const PreparedWeights& weights, int64_t stream,
-                    int64_t column, int64_t count, const Finish& finish) {
-    fill<kGroups * kPairs>(source, weights.norm(stream), stream, column, count);
-    if (conv_.taps == 4) {
-      convolve<kGroups, kPairs, true>(weights, stream, column, count, finish);
-    } else {
-      convolve<kGroups, kPairs, false>(weights, stream, column, count, finish);
-    }
-  }
-
- private:
   const ShortConv& conv_;
   const ConvRun& run_;
   int64_t history_, tokens_;
@@ -286,20 +284,22 @@ class ConvTile {
   alignas(64) float u_[kTileRows][kTileColumns];
 };
 
-// silu(c) of a run for all streams. finish(token, stream) gives what is called with (column, count,
-// activations): pairs of columns from `column` on, of which the last has `count` columns.
-template <class A, class Finish>
+// A run for all streams. Output has
+//   finish<kPairs>(token, stream, column, count, value, c)  writes pairs of columns from `column`
+//                                                on, of which the last has `count` columns
+//   work_ahead()                                 is called between: memory traffic of later runs
+template <class A, class Output>
 inline void convolve_run(const ShortConv& conv, const ConvSource<A>& source,
                          const PreparedWeights& weights, const ConvRun& run, int64_t streams,
-                         int64_t hidden, const Finish& finish) {
+                         int64_t hidden, Output& output) {
   if (!ConvTile::fits(conv, run)) {
     for (int64_t t = run.begin; t < run.end; ++t) {
+      if (source.masked(t)) continue;
       for (int64_t h = 0; h < streams; ++h) {
-        const auto finish_pair = finish(t, h);
         for (int64_t i = 0; i < hidden; i += kPair) {
+          const Pair value = simd::load_some(source.row(t, h) + i, hidden - i);
           const Pair c = convolve_directly(conv, source, weights, run, t, h, i, hidden - i);
-          const Pair activation = simd::silu(c);
-          finish_pair.template operator()<1>(i, hidden - i, &activation);
+          output.template finish<1>(t, h, i, hidden - i, &value, &c);
         }
       }
     }
@@ -307,13 +307,12 @@ inline void convolve_run(const ShortConv& conv, const ConvSource<A>& source,
   }
   ConvTile tile(conv, run);
   for (int64_t h = 0; h < streams; ++h) {
-    const auto of_stream = [&](int64_t t) EHC_SIMD_LAMBDA { return finish(t, h); };
     int64_t i = 0;
     for (; i + kTileColumns <= hidden; i += kTileColumns) {
-      tile.template run<kTileGroups, kGroupPairs>(source, weights, h, i, kPair, of_stream);
+      tile.template finish<kTilePairs>(source, weights, h, i, kPair, output);
     }
     for (; i < hidden; i += kPair) {
-      tile.template run<1, 1>(source, weights, h, i, hidden - i, of_stream);
+      tile.template finish<1>(source, weights, h, i, hidden - i, output);
     }
   }
 }
@@ -351,7 +350,8 @@ inline void next_state(const ShortConv& conv, const ConvShape& shape, const A* v
         if (before) {
           u = simd::load_some(old + i, count);
         } else if (!zero) {
-          u = simd::natural_order<A>(normalise(value, scale, weights.norm(h), i, count));
+          u = simd::natural_order<A>(
+              normalise(simd::load_some(value + i, count), scale, weights.norm(h) + i));
         }
         simd::store_some(row + i, u, count, false);
       }

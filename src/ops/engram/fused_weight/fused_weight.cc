@@ -50,16 +50,7 @@ constexpr Operator kFusedWeight = make_operator<P>(kTable, kImplementations);
 
 }  // namespace
 
-void fused_weight(Context& context, const FusedWeight& params) {
-  invoke(kFusedWeight, context, params);
-}
-size_t workspace_bytes(const Context& context, const FusedWeight& params) {
-  return ehc::workspace_bytes(kFusedWeight, context, params);
-}
-
-std::span<const Operator* const> fused_weight_operators() {
-  static constexpr const Operator* kAll[] = {&kFusedWeight};
-  return kAll;
-}
+EHC_DEFINE_CALLS(fused_weight, FusedWeight, kFusedWeight);
+EHC_REGISTER(fused_weight, &kFusedWeight);
 
 }  // namespace ehc::engram

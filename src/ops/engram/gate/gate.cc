@@ -77,16 +77,7 @@ constexpr Operator kGateForward = [] {
 
 }  // namespace
 
-void gate_fwd(Context& context, const GateForward& params) {
-  invoke(kGateForward, context, params);
-}
-size_t workspace_bytes(const Context& context, const GateForward& params) {
-  return ehc::workspace_bytes(kGateForward, context, params);
-}
-
-std::span<const Operator* const> gate_operators() {
-  static constexpr const Operator* kAll[] = {&kGateForward};
-  return kAll;
-}
+EHC_DEFINE_CALLS(gate_fwd, GateForward, kGateForward);
+EHC_REGISTER(gate, &kGateForward);
 
 }  // namespace ehc::engram

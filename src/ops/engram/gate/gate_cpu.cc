@@ -40,7 +40,7 @@ inline GateSums write_and_sum(const OutRow<A>& row, const GateRow<A>& next, cons
   for (; i + simd::kPair <= hidden; i += simd::kPair) {
     simd::prefetch(soon.residual + i);
     simd::prefetch(soon.key + i);
-    gate_sum_columns(sums, next, i, i + simd::kPair);
+    gate_sum_pair(sums, next, i, simd::kPair);
     const Pair y = gated<A, kAdd>(row, i, simd::kPair);
     if constexpr (kStreaming) {
       simd::stream(row.out + i, y);
@@ -49,7 +49,7 @@ inline GateSums write_and_sum(const OutRow<A>& row, const GateRow<A>& next, cons
     }
   }
   if (const int64_t rest = hidden - i; rest > 0) {
-    gate_sum_columns(sums, next, i, hidden);
+    gate_sum_pair(sums, next, i, rest);
     simd::store_tail(row.out + i, gated<A, kAdd>(row, i, rest), static_cast<int>(rest));
   }
   return sums;
@@ -72,8 +72,7 @@ class Cursor {
   }
   template <class A>
   EHC_SIMD GateRow<A> row() const {
-    return {residual_row<A>(args_, token_, stream_), key_row<A>(args_, token_, stream_),
-            args_.weight_fused + stream_ * args_.weight_stream_stride};
+    return gate_row<A>(args_, token_, stream_);
   }
 
  private:
@@ -102,11 +101,11 @@ template <class A, bool kAdd>
 inline void gate_tokens(const GateForwardArgs& args, int64_t begin, int64_t end) {
   Cursor current(args, begin, end);
   if (current.done()) return;
-  GateSums sums;
-  gate_sum_columns(sums, current.row<A>(), 0, args.hidden);
+  GateSums sums = gate_sum_row(current.row<A>(), args.hidden);
   while (!current.done()) {
     const int64_t token = current.token(), stream = current.stream();
-    const GateScalars scalars = gate_scalars(sums, args.hidden, args.eps, args.clamp);
+    const GateScalars scalars =
+        gate_scalars(sums, current.row<A>(), args.hidden, args.eps, args.clamp);
     save(args, token, stream, scalars);
     const OutRow<A> row = {residual_row<A>(args, token, stream), value_row<A>(args, token),
                            out_row<A>(args, token, stream), scalars.alpha};
@@ -128,9 +127,9 @@ inline void gate_tokens(const GateForwardArgs& args, int64_t begin, int64_t end)
 template <class A>
 inline void gate_statistics(const GateForwardArgs& args, int64_t begin, int64_t end) {
   for (Cursor at(args, begin, end); !at.done(); at.advance()) {
-    GateSums sums;
-    gate_sum_columns(sums, at.row<A>(), 0, args.hidden);
-    save(args, at.token(), at.stream(), gate_scalars(sums, args.hidden, args.eps, args.clamp));
+    const GateRow<A> row = at.row<A>();
+    save(args, at.token(), at.stream(),
+         gate_scalars(gate_sum_row(row, args.hidden), row, args.hidden, args.eps, args.clamp));
     if (at.stream() == 0 && args.value_mean_square) {
       args.value_mean_square[at.token()] = mean_square(value_row<A>(args, at.token()), args.hidden);
     }

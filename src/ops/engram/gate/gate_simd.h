@@ -20,12 +20,6 @@ struct GateScalars {
   float dot, alpha, rstd_residual, rstd_key;
 };
 
-EHC_SIMD void gate_sum_step(GateSums& sums, simd::Pair x, simd::Pair k, simd::Pair weight) {
-  sums.residual_squares = fma(x, x, sums.residual_squares);
-  sums.key_squares = fma(k, k, sums.key_squares);
-  sums.dot = fma(mul(x, weight), k, sums.dot);
-}
-
 // One row of x, k and wf; the next to be worked on.
 template <class A>
 struct GateRow {
@@ -34,25 +28,32 @@ struct GateRow {
   const float* weight;
 };
 
-// Adds columns [begin, end); begin is a multiple of kPair.
+// Adds up to a pair of columns.
 template <class A>
-EHC_SIMD void gate_sum_columns(GateSums& sums, const GateRow<A>& row, int64_t begin, int64_t end) {
-  int64_t i = begin;
-  for (; i + simd::kPair <= end; i += simd::kPair) {
-    gate_sum_step(sums, simd::load(row.residual + i), simd::load(row.key + i),
-                  simd::load_f32<A>(row.weight + i));
-  }
-  if (const int rest = static_cast<int>(end - i); rest > 0) {
-    gate_sum_step(sums, simd::load_tail(row.residual + i, rest), simd::load_tail(row.key + i, rest),
-                  simd::load_f32_tail<A>(row.weight + i, rest));
-  }
+EHC_SIMD void gate_sum_pair(GateSums& sums, const GateRow<A>& row, int64_t column, int64_t count) {
+  const A *x = row.residual + column, *k = row.key + column;
+  sums.residual_squares = simd::add_squares(sums.residual_squares, x, count);
+  sums.key_squares = simd::add_squares(sums.key_squares, k, count);
+  sums.dot = fma(mul(simd::load_some(x, count), simd::load_f32_some<A>(row.weight + column, count)),
+                 simd::load_some(k, count), sums.dot);
 }
 
-EHC_SIMD GateScalars gate_scalars(const GateSums& sums, int64_t hidden, float eps, float clamp) {
+template <class A>
+EHC_SIMD GateSums gate_sum_row(const GateRow<A>& row, int64_t hidden) {
+  GateSums sums;
+  for (int64_t i = 0; i < hidden; i += simd::kPair) gate_sum_pair(sums, row, i, hidden - i);
+  return sums;
+}
+
+template <class A>
+EHC_SIMD GateScalars gate_scalars(const GateSums& sums, const GateRow<A>& row, int64_t hidden,
+                                  float eps, float clamp) {
   GateScalars scalars;
   scalars.dot = reduce_add(sums.dot);
-  scalars.rstd_residual = reciprocal_rms(reduce_add(sums.residual_squares), hidden, eps);
-  scalars.rstd_key = reciprocal_rms(reduce_add(sums.key_squares), hidden, eps);
+  scalars.rstd_residual =
+      reciprocal_rms(simd::square_sum(sums.residual_squares, row.residual, hidden), hidden, eps);
+  scalars.rstd_key =
+      reciprocal_rms(simd::square_sum(sums.key_squares, row.key, hidden), hidden, eps);
   const float logit =
       gate_logit(scalars.dot, scalars.rstd_residual, scalars.rstd_key, gate_scale<float>(hidden));
   scalars.alpha = simd::sigmoid(gate_signed_root(logit, clamp));
@@ -62,17 +63,7 @@ EHC_SIMD GateScalars gate_scalars(const GateSums& sums, int64_t hidden, float ep
 // mean(v^2)
 template <class A>
 EHC_SIMD float mean_square(const A* row, int64_t hidden) {
-  simd::Pair sum = simd::zero_pair();
-  int64_t i = 0;
-  for (; i + simd::kPair <= hidden; i += simd::kPair) {
-    const simd::Pair v = simd::load(row + i);
-    sum = fma(v, v, sum);
-  }
-  if (const int rest = static_cast<int>(hidden - i); rest > 0) {
-    const simd::Pair v = simd::load_tail(row + i, rest);
-    sum = fma(v, v, sum);
-  }
-  return reduce_add(sum) / static_cast<float>(hidden);
+  return simd::square_sum(row, hidden) / static_cast<float>(hidden);
 }
 
 EHC_SIMD void save(const StreamStatistic& to, int64_t token, int64_t stream, float x) {
@@ -99,6 +90,12 @@ template <class A>
 EHC_SIMD const A* key_row(const GateForwardArgs& args, int64_t token, int64_t stream) {
   return static_cast<const A*>(args.key) + token * args.key_token_stride +
          stream * args.key_stream_stride;
+}
+
+template <class A>
+EHC_SIMD GateRow<A> gate_row(const GateForwardArgs& args, int64_t token, int64_t stream) {
+  return {residual_row<A>(args, token, stream), key_row<A>(args, token, stream),
+          args.weight_fused + stream * args.weight_stream_stride};
 }
 
 template <class A>

@@ -81,16 +81,7 @@ constexpr Operator kGatherForward = [] {
 
 }  // namespace
 
-void gather_fwd(Context& context, const GatherForward& params) {
-  invoke(kGatherForward, context, params);
-}
-size_t workspace_bytes(const Context& context, const GatherForward& params) {
-  return ehc::workspace_bytes(kGatherForward, context, params);
-}
-
-std::span<const Operator* const> gather_operators() {
-  static constexpr const Operator* kAll[] = {&kGatherForward};
-  return kAll;
-}
+EHC_DEFINE_CALLS(gather_fwd, GatherForward, kGatherForward);
+EHC_REGISTER(gather, &kGatherForward);
 
 }  // namespace ehc::engram

@@ -100,14 +100,7 @@ constexpr Operator kHash = [] {
 
 }  // namespace
 
-void hash(Context& context, const Hash& params) { invoke(kHash, context, params); }
-size_t workspace_bytes(const Context& context, const Hash& params) {
-  return ehc::workspace_bytes(kHash, context, params);
-}
-
-std::span<const Operator* const> hash_operators() {
-  static constexpr const Operator* kAll[] = {&kHash};
-  return kAll;
-}
+EHC_DEFINE_CALLS(hash, Hash, kHash);
+EHC_REGISTER(hash, &kHash);
 
 }  // namespace ehc::engram

@@ -153,11 +153,11 @@ void run_reference(const Call& call) {
 }
 
 #if EHC_HAS_OPENBLAS
-std::string refuse_openblas(const Call& call) {
+std::string_view refuse_openblas(const Call& call) {
   if (call.bound["E"] > std::numeric_limits<int32_t>::max()) return "E is above 2^31 - 1";
   if (!blas::openblas_fault().empty()) return blas::openblas_fault();
   const bool asked_for = call.context.implementation() == "cpu.openblas";
-  return asked_for ? std::string() : blas::openblas_weakness();
+  return asked_for ? std::string_view() : blas::openblas_weakness();
 }
 #endif
 
@@ -174,16 +174,7 @@ constexpr Operator kKvProjectionForward = make_operator<P>(kTable, kImplementati
 
 }  // namespace
 
-void kv_projection_fwd(Context& context, const KvProjectionForward& params) {
-  invoke(kKvProjectionForward, context, params);
-}
-size_t workspace_bytes(const Context& context, const KvProjectionForward& params) {
-  return ehc::workspace_bytes(kKvProjectionForward, context, params);
-}
-
-std::span<const Operator* const> kv_projection_operators() {
-  static constexpr const Operator* kAll[] = {&kKvProjectionForward};
-  return kAll;
-}
+EHC_DEFINE_CALLS(kv_projection_fwd, KvProjectionForward, kKvProjectionForward);
+EHC_REGISTER(kv_projection, &kKvProjectionForward);
 
 }  // namespace ehc::engram

@@ -198,16 +198,7 @@ constexpr Operator kLayerForward = [] {
 
 }  // namespace
 
-void layer_fwd(Context& context, const LayerForward& params) {
-  invoke(kLayerForward, context, params);
-}
-size_t workspace_bytes(const Context& context, const LayerForward& params) {
-  return ehc::workspace_bytes(kLayerForward, context, params);
-}
-
-std::span<const Operator* const> layer_operators() {
-  static constexpr const Operator* kAll[] = {&kLayerForward};
-  return kAll;
-}
+EHC_DEFINE_CALLS(layer_fwd, LayerForward, kLayerForward);
+EHC_REGISTER(layer, &kLayerForward);
 
 }  // namespace ehc::engram

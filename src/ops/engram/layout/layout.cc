@@ -6,7 +6,6 @@
 
 #include "core/registry.h"
 #include "tables/hash_layout.h"
-#include "tables/primes.h"
 
 namespace ehc::engram {
 
@@ -45,28 +44,25 @@ void run_multipliers(const Call& call) {
   std::copy(made.begin(), made.end(), p.multipliers.as<int64_t>());
 }
 
+// Errors of tables:: name no operator.
+template <class Body>
+auto as_primes(const Body& body) {
+  try {
+    return body();
+  } catch (const Error& e) {
+    throw Error(e.kind(), "engram.primes: " + std::string(e.what()));
+  }
+}
+
 // Before an output of that size is asked for: there are only so many primes below 2^31.
 void check_prime_count(Bound& b, const void*) {
-  int64_t count = 0;
-  if (__builtin_mul_overflow(b["L"], b["Kh"], &count) ||
-      __builtin_mul_overflow(count, b["Nmax"] - 1, &count) || count > tables::kTablePrimeCount) {
-    fail_attribute(kPrimesTable.view(), "layers",
-                   "layers * orders * heads <= " + std::to_string(tables::kTablePrimeCount) +
-                       ", the number of primes below 2^31",
-                   std::to_string(b["L"]) + " * " + std::to_string(b["Nmax"] - 1) + " * " +
-                       std::to_string(b["Kh"]));
-  }
+  as_primes([&] { return tables::checked_prime_count(b["L"], b["Nmax"] - 1, b["Kh"]); });
 }
 
 template <auto Search>
 void run_primes(const Call& call) {
   const auto& p = *static_cast<const Primes*>(call.params);
-  std::vector<int32_t> made;
-  try {
-    made = Search(p.sizes, *p.layers, *p.heads);
-  } catch (const Error& e) {
-    throw Error(e.kind(), "engram.primes: " + std::string(e.what()));
-  }
+  const std::vector<int32_t> made = as_primes([&] { return Search(p.sizes, *p.layers, *p.heads); });
   if (made.empty()) {
     fail_attribute(kPrimesTable.view(), "sizes", "enough primes up to 2^31-1", "too few");
   }
@@ -131,24 +127,9 @@ constexpr Operator kOffsets = [] {
 
 }  // namespace
 
-void multipliers(Context& context, const Multipliers& params) {
-  invoke(kMultipliers, context, params);
-}
-size_t workspace_bytes(const Context& context, const Multipliers& params) {
-  return ehc::workspace_bytes(kMultipliers, context, params);
-}
-void primes(Context& context, const Primes& params) { invoke(kPrimes, context, params); }
-size_t workspace_bytes(const Context& context, const Primes& params) {
-  return ehc::workspace_bytes(kPrimes, context, params);
-}
-void offsets(Context& context, const Offsets& params) { invoke(kOffsets, context, params); }
-size_t workspace_bytes(const Context& context, const Offsets& params) {
-  return ehc::workspace_bytes(kOffsets, context, params);
-}
-
-std::span<const Operator* const> layout_operators() {
-  static constexpr const Operator* kAll[] = {&kMultipliers, &kPrimes, &kOffsets};
-  return kAll;
-}
+EHC_DEFINE_CALLS(multipliers, Multipliers, kMultipliers);
+EHC_DEFINE_CALLS(primes, Primes, kPrimes);
+EHC_DEFINE_CALLS(offsets, Offsets, kOffsets);
+EHC_REGISTER(layout, &kMultipliers, &kPrimes, &kOffsets);
 
 }  // namespace ehc::engram

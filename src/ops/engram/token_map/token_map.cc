@@ -64,14 +64,7 @@ constexpr Operator kTokenMap = [] {
 
 }  // namespace
 
-void token_map(Context& context, const TokenMap& params) { invoke(kTokenMap, context, params); }
-size_t workspace_bytes(const Context& context, const TokenMap& params) {
-  return ehc::workspace_bytes(kTokenMap, context, params);
-}
-
-std::span<const Operator* const> token_map_operators() {
-  static constexpr const Operator* kAll[] = {&kTokenMap};
-  return kAll;
-}
+EHC_DEFINE_CALLS(token_map, TokenMap, kTokenMap);
+EHC_REGISTER(token_map, &kTokenMap);
 
 }  // namespace ehc::engram

@@ -90,14 +90,7 @@ constexpr Operator kWindow = [] {
 
 }  // namespace
 
-void window(Context& context, const Window& params) { invoke(kWindow, context, params); }
-size_t workspace_bytes(const Context& context, const Window& params) {
-  return ehc::workspace_bytes(kWindow, context, params);
-}
-
-std::span<const Operator* const> window_operators() {
-  static constexpr const Operator* kAll[] = {&kWindow};
-  return kAll;
-}
+EHC_DEFINE_CALLS(window, Window, kWindow);
+EHC_REGISTER(window, &kWindow);
 
 }  // namespace ehc::engram
