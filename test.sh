@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds and tests everything: ./test.sh [--strict] [--quick] [STAGE ...]
 #   --strict  warnings are errors (what CI does)
-#   --quick   the release build and its tests only
+#   --quick   only the stages cpu, python and check
 # Stages: cpu python check asan fuzz tsan tidy cuda aarch64. A second run is quick.
 set -euo pipefail
 cd "$(dirname "$0")"

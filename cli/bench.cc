@@ -51,9 +51,8 @@ double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs)
                                                 first.steps[0].value == symbol("V"));
     const bool is_target = spec.name.ends_with("_acc");
     if (!spec.is_output && is_table && !is_target && addresses != nullptr) {
-      const double row =
-          t.shape[0] > 0 ? static_cast<double>(bytes_of(t) / static_cast<size_t>(t.shape[0])) : 0;
-      bytes += row * static_cast<double>(count_rows(*addresses));
+      const size_t row_bytes = t.shape[0] > 0 ? bytes_of(t) / static_cast<size_t>(t.shape[0]) : 0;
+      bytes += static_cast<double>(row_bytes) * static_cast<double>(count_rows(*addresses));
     } else {
       bytes += static_cast<double>(bytes_of(t));
     }

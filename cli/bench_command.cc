@@ -176,6 +176,10 @@ void run(const Options& o) {
     std::fflush(stdout);
     for (const Row& row : rows) results.push_back(to_json(row, ceiling));
   }
+  if (results.empty() && calls.empty()) {
+    throw UsageError("bench: no implementation '" + o.implementation + "' on device " + o.device +
+                     " ran any case");
+  }
   if (ceiling > 0) {
     fmt::print("copy: {:.2f} GB/s read and written ({}, {} threads)\n", ceiling * 1e-9,
                copy.best_way(), context.executor().concurrency());

@@ -53,6 +53,7 @@ void run(const Options& o) {
     std::fflush(stdout);
     failures.insert(failures.end(), report.failures.begin(), report.failures.end());
   }
+  if (done == 0) throw UsageError("check: no case names one of these operators");
   if (checked == 0 && failures.empty()) {
     throw UsageError("check: no implementation '" + o.implementation + "' on device " + o.device +
                      " ran any case");

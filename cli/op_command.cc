@@ -98,7 +98,7 @@ void run(const Options& o) {
   }
   if (o.name.empty()) throw UsageError("op: expected an operator name; see 'ehc op --list'");
   const Operator* op = find_operator(o.name);
-  if (op == nullptr) throw UsageError("unknown operator '" + o.name + "'");
+  if (op == nullptr) throw UsageError("unknown operator '" + o.name + "'; see ehc op --list");
   if (o.device != "cpu" && o.device != "cuda") {
     throw UsageError("--device: expected cpu or cuda, got '" + o.device + "'");
   }

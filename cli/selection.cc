@@ -14,7 +14,8 @@ std::vector<const Operator*> select_operators(const std::vector<std::string>& na
   std::vector<const Operator*> list;
   for (const std::string& name : names) {
     list.push_back(find_operator(name));
-    if (list.back() == nullptr) throw UsageError("unknown operator '" + name + "'");
+    if (list.back() == nullptr)
+      throw UsageError("unknown operator '" + name + "'; see ehc op --list");
   }
   if (names.empty()) list.assign(all_operators().begin(), all_operators().end());
   return list;

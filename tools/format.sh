@@ -3,9 +3,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 format=$(command -v clang-format-14 || command -v clang-format)
-files() {  # also those that are not added yet; not those that are gone
-  git ls-files -z --cached --others --exclude-standard '*.h' '*.cc' '*.c' '*.cu' '*.cuh' |
-    while IFS= read -r -d '' file; do if [[ -f $file ]]; then printf '%s\0' "$file"; fi; done
+files() {
+  find benches cli examples include src tests -type f '(' -name '*.h' -o -name '*.cc' -o -name '*.c' \
+    -o -name '*.cu' -o -name '*.cuh' ')' -print0
 }
 if [[ ${1:-} == --check ]]; then
   files | xargs -0 "$format" --dry-run --Werror

@@ -18,6 +18,7 @@ struct Bound {
 
   // A symbol's name, looked up by the compiler: bound["T"].
   struct Name {
+    // NOLINTNEXTLINE(google-explicit-constructor): bound["T"] is the point
     consteval Name(const char* text) : index(symbol(text)) {}
     Symbol index;
   };

@@ -250,7 +250,8 @@ uint64_t parse_header_length(const unsigned char (&bytes)[kHeaderLengthBytes], u
   for (size_t i = 0; i < kHeaderLengthBytes; ++i) length |= uint64_t{bytes[i]} << (8 * i);
   if (length > file_size - kHeaderLengthBytes) {
     throw_io(path, "safetensors: the header is said to be " + std::to_string(length) +
-                       " bytes long, the file has " + std::to_string(file_size));
+                       " bytes long, the file has " + std::to_string(file_size) +
+                       (length >> 40 != 0 ? "; this is no safetensors file" : ""));
   }
   return length;
 }

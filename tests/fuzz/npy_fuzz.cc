@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "core/tensor_bytes.h"
 #include "ehc/error.h"
 #include "tables/npy.h"
 

@@ -223,7 +223,7 @@ class ConvTile {
       if (!used_[r]) continue;
       const int64_t token = run_.begin - history_ + r;
       for (int p = 0; p < kPairs; ++p) {
-        simd::store(u_[r] + p * kPair,
+        simd::store(row(r) + p * kPair,
                     conv_input(conv_, source, run_, token, stream, norm, column + p * kPair,
                                p + 1 < kPairs ? kPair : count));
       }
@@ -238,17 +238,17 @@ class ConvTile {
     const int64_t tap_step = weights.streams * weights.row;
     for (int64_t t = 0; t < tokens_; ++t) {
       const int64_t token = run_.begin + t;
-      float* u = u_[t + history_];
+      float* u = row(t + history_);
       Pair value[kPairs], c[kPairs];
       if (source.masked(token)) {
         for (int p = 0; p < kPairs; ++p) simd::store(u + p * kPair, simd::zero_pair());
         continue;
       }
-      const A* row = source.row(token, stream) + column;
+      const A* in = source.row(token, stream) + column;
       const float scale = source.scale_of(token, stream);
       for (int p = 0; p < kPairs; ++p) {
-        value[p] = simd::load_some(row + p * kPair, p + 1 < kPairs ? kPair : count);
-        simd::prefetch_near(row + p * kPair + kTileColumns);
+        value[p] = simd::load_some(in + p * kPair, p + 1 < kPairs ? kPair : count);
+        simd::prefetch_near(in + p * kPair + kTileColumns);
         simd::store(u + p * kPair, normalise(value[p], scale, norm + p * kPair));
       }
       sum_taps<kPairs, kFourTaps>(taps, tap_step, t, c);
@@ -261,10 +261,11 @@ class ConvTile {
   template <int kPairs, bool kFourTaps>
   EHC_SIMD void sum_taps(const float* taps, int64_t tap_step, int64_t t, Pair* c) const {
     const int64_t row_step = conv_.dilation * kTileColumns;
+    const float* u = u_ + t * kTileColumns;
     const auto add_tap = [&](int64_t k) EHC_SIMD_LAMBDA {
       for (int p = 0; p < kPairs; ++p) {
         c[p] = fma(simd::load(taps + k * tap_step + p * kPair),
-                   simd::load(u_[t] + k * row_step + p * kPair), c[p]);
+                   simd::load(u + k * row_step + p * kPair), c[p]);
       }
     };
     for (int p = 0; p < kPairs; ++p) c[p] = simd::zero_pair();
@@ -276,12 +277,14 @@ class ConvTile {
     }
   }
 
+  EHC_SIMD float* row(int64_t r) { return u_ + r * kTileColumns; }
+
   const ShortConv& conv_;
   const ConvRun& run_;
   int64_t history_, tokens_;
   bool used_[kTileRows];
   int32_t first_tap_[kTileRows];
-  alignas(64) float u_[kTileRows][kTileColumns];
+  alignas(64) float u_[kTileRows * kTileColumns];
 };
 
 // A run for all streams. Output has
