@@ -1,6 +1,7 @@
 #include "backends/cpu/blas.h"
 
 #if EHC_HAS_OPENBLAS
+#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -13,6 +14,7 @@ void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int 
                  const float* a, int a_stride, const float* b, int b_stride, float beta, float* c,
                  int c_stride);
 char* openblas_get_corename(void);
+int openblas_get_parallel(void);
 }
 #endif
 
@@ -70,7 +72,15 @@ std::string find_fault() {
   return {};
 }
 
+// Builds without threads are, unlike the others, not safe to call from several threads at once:
+// the calls share buffers, and give wrong products.
+bool is_serial() {
+  static const bool serial = openblas_get_parallel() == 0;
+  return serial;
+}
+
 std::string find_weakness() {
+  if (is_serial()) return "this build of OpenBLAS serves one thread at a time";
   const std::string core = openblas_get_corename();
   const int ours = cpu_supports(Isa::avx512) ? 512 : cpu_supports(Isa::avx2) ? 256 : 128;
   if (vector_bits(core) >= ours) return {};
@@ -94,6 +104,9 @@ void multiply_openblas(const Product& p) {
   constexpr int kRowMajor = 101;
   constexpr int kAsIs = 111;
   constexpr int kTransposed = 112;
+  static std::mutex one_at_a_time;
+  std::unique_lock<std::mutex> lock;
+  if (is_serial()) lock = std::unique_lock(one_at_a_time);
   const auto narrow = [](int64_t x) { return static_cast<int>(x); };
   cblas_sgemm(kRowMajor, kAsIs, kTransposed, narrow(p.rows), narrow(p.columns), narrow(p.depth),
               1.0F, p.a, narrow(p.a_stride), p.b, narrow(p.b_stride), p.accumulate ? 1.0F : 0.0F,
