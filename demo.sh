@@ -9,8 +9,9 @@ usage() {
 Usage: ./demo.sh [options]
 
 Runs the Engram forward path on the King James Bible (or a text of yours): tokenizer, token map,
-n-gram windows, hash, table look-up, projection, gate, convolution, streams. Prints what it found
-and writes one HTML page. Installs what is missing on Debian and Ubuntu; a second run is quick.
+n-gram windows, hash, table look-up, projection, gate, convolution, streams. Then trains a small
+layer on it. Prints what it found and writes one HTML page. Installs what is missing on Debian and
+Ubuntu; a second run is quick, and a training that was stopped goes on.
 
   --text FILE         a UTF-8 text instead of the Bible
   --out FOLDER        where results and caches go                       (.demo)
@@ -22,6 +23,7 @@ and writes one HTML page. Installs what is missing on Debian and Ubuntu; a secon
   --row-width N       values per table row                              (64)
   --threads N         threads                                           (all cores)
   --seed N            seed of table, weights and incoming streams       (0)
+  --train-steps N     steps of 2048 tokens, 0 for no training           (300)
   --help              this text
 TEXT
 }
@@ -30,12 +32,13 @@ step() { echo "==> $*"; }
 from_start() { case $1 in /*) echo "$1" ;; *) echo "$start_folder/$1" ;; esac; }
 
 text="" out=.demo sizes=131072,262144 row_width=64 dense=32768
-pipeline=()
+train_steps=300 step_tokens=2048
+both=() pipeline=()  # options of the program's commands: pipeline and train, pipeline alone
 while (($#)); do
   option=$1
   case $option in -h|--help) usage; exit 0 ;; esac
   case $option in
-    --text|--out|--tokens|--dense-tokens|--width|--streams|--sizes|--row-width|--threads|--seed)
+    --text|--out|--tokens|--dense-tokens|--width|--streams|--sizes|--row-width|--threads|--seed|--train-steps)
       (($# >= 2)) || fail "$option: expected a value, got none"
       value=$2; shift 2 ;;
     *) fail "unknown option '$option'; see ./demo.sh --help" ;;
@@ -46,6 +49,10 @@ while (($#)); do
     --sizes) sizes=$value ;;
     --row-width) row_width=$value ;;
     --dense-tokens) dense=$value ;;
+    --train-steps)
+      [[ $value =~ ^[0-9]{1,7}$ ]] || fail "--train-steps: expected a number of steps, got '$value'"
+      train_steps=$value ;;
+    --threads|--seed) both+=("$option" "$value") ;;
     *) pipeline+=("$option" "$value") ;;
   esac
 done
@@ -99,11 +106,38 @@ vocabulary=$("$ehc" tokmap show "$map" --json |
 step "from ids to streams"
 status=0
 "$ehc" pipeline --ids "$ids" --map "$map" --layout "$out/layout.safetensors" \
-  --dense-tokens "$dense" "${pipeline[@]}" --json "$out/figures.json" >"$out/stages.txt" || status=$?
+  --dense-tokens "$dense" "${both[@]}" "${pipeline[@]}" --json "$out/figures.json" >"$out/stages.txt" || status=$?
 ((status <= 1)) || exit "$status"
 
-"$python" demo/summary.py "$out/figures.json" "$ids" --title "$title"
-"$python" demo/report.py "$out/figures.json" "$ids" "$out/report.html" --title "$title"
+results=("$out/figures.json" "$ids")
+tokens=$("$python" -c 'import json, sys
+print(json.load(open(sys.argv[1]))["configuration"]["tokens"])' "$out/figures.json")
+step "training"
+train() {
+  "$ehc" train --ids "$ids" --map "$map" --layout "$out/training-layout.safetensors" \
+    --text-tokens "$tokens" --tokens "$step_tokens" --steps "$train_steps" "${both[@]}" \
+    --checkpoint "$out/training.safetensors" --json "$out/training.json" "$@" >"$out/training.txt"
+}
+if ((10#$train_steps == 0)); then
+  echo "    not wanted"
+elif ((tokens <= step_tokens)); then
+  echo "    left out: the text has $tokens tokens, and one step takes $step_tokens"
+else
+  "$ehc" layout show --preset demo --sizes 16384,32768 --row-width 16 \
+    --compressed-vocab "$vocabulary" -o "$out/training-layout.safetensors" >"$out/training-layout.txt"
+  trained=0
+  train || trained=$?
+  if ((trained == 3 || trained == 4)) && [[ -f $out/training.safetensors ]]; then
+    echo "    from the first step, then"  # the checkpoint was of other settings, or damaged
+    train --restart
+  elif ((trained > 0)); then
+    exit "$trained"
+  fi
+  results+=(--training "$out/training.json")
+fi
+
+"$python" demo/summary.py "${results[@]}" --title "$title"
+"$python" demo/report.py "${results[@]}" --title "$title" "$out/report.html"
 echo
 echo "Report: $out/report.html"
 exit "$status"

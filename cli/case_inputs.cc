@@ -402,7 +402,8 @@ void CaseInputs::fill_floats(size_t index, uint64_t seed) {
   } else if (name == "weight" && value_of(symbol("E")) > 0) {
     law = {1 / std::sqrt(static_cast<float>(value_of(symbol("E")))), 0, false};
   } else if (name == "post" || name == "pre" || name == "comb" || name == "row_scale" ||
-             name == "col_scale" || name.starts_with("rstd") || name.starts_with("sqr")) {
+             name == "col_scale" || name == "col_partial" || name.starts_with("rstd") ||
+             name.starts_with("sqr")) {
     law = {0.5F, 0.25F, true};
   }
   const bool by_token = spec.shape.rank > 0 && is_token_axis(spec.shape.dims[0]);

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "cli/integers.h"
 #include "core/tensor_bytes.h"
 #include "ehc/error.h"
 
@@ -153,6 +154,7 @@ RunResult run_case(const CaseInputs& inputs, const std::vector<Tensor>& tensors,
     return result;
   }
 
+  int64_t unique_rows = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (at[i] < 0) continue;
     const PlacedTensor& p = placed[static_cast<size_t>(at[i])];
@@ -164,6 +166,7 @@ RunResult run_case(const CaseInputs& inputs, const std::vector<Tensor>& tensors,
     Tensor t = made[i];
     result.memory.push_back(p.elements());
     t.data = result.memory.back().data();
+    cut_to_unique_rows(schema.tensors[i], t, unique_rows);
     result.outputs.push_back({i, t});
   }
   return result;

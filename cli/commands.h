@@ -29,5 +29,6 @@ void add_layout_command(CLI::App& app);
 void add_check_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_pipeline_command(CLI::App& app);
+void add_train_command(CLI::App& app);
 
 }  // namespace ehc::cli

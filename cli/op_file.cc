@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/integers.h"
 #include "core/tensor_bytes.h"
 #include "core/text.h"
 #include "ehc/error.h"
@@ -224,6 +225,11 @@ OpResult run_call(DynamicCall& call, Device device, const std::string& implement
         if (buffer.data() == t.data) buffer.download(output.tensor.data);
       }
     }
+  }
+  int64_t unique_rows = 0;
+  for (OpResult::Output& output : result.outputs) {
+    const auto index = static_cast<size_t>(schema.tensor_index(output.name, true));
+    cut_to_unique_rows(schema.tensors[index], output.tensor, unique_rows);
   }
   return result;
 }

@@ -10,6 +10,7 @@
 #include "cli/case_random.h"
 #include "cli/compare.h"
 #include "cli/integers.h"
+#include "cli/text_inputs.h"
 #include "core/float_formats.h"
 #include "core/parallel.h"
 #include "core/registry.h"
@@ -48,10 +49,6 @@ void fill_random(Context& context, const HostTensor& host, uint64_t seed, std::s
 }
 
 }  // namespace
-
-HostTensor::HostTensor(const Context& context, DType dtype, std::initializer_list<int64_t> shape)
-    : memory(context, bytes_of(Tensor(nullptr, dtype, shape))),
-      tensor(memory.data(), dtype, shape) {}
 
 Pipeline::Pipeline(Context& context, const text::TokenMap& map, const tables::HashLayout& layout,
                    size_t layer, const PipelineConfig& config)
@@ -189,16 +186,12 @@ void Pipeline::compress(Context& context, const Tensor& ids, const Outputs& out)
 
 void Pipeline::make_window(Context& context, int64_t tokens, const Outputs& out) {
   const tables::HashLayoutConfig& config = layout_.config();
-  const std::span<const int32_t> table = map_.table();
-  const auto mapped = [&](int64_t id) {
-    return id < 0 ? int64_t{-1} : int64_t{table[static_cast<size_t>(id)]};
-  };
   call(context, "engram.window",
        engram::Window{.ids = rows_of(compressed_, tokens),
                       .history = history_.tensor,
                       .max_ngram = config.max_ngram(),
-                      .pad_id = mapped(config.pad_id),
-                      .reset_id = mapped(config.reset_id),
+                      .pad_id = mapped_id(map_, config.pad_id),
+                      .reset_id = mapped_id(map_, config.reset_id),
                       .blocking = config.blocking,
                       .window = out.window});
 }

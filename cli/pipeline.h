@@ -11,22 +11,13 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/host_tensor.h"
 #include "ehc/context.h"
-#include "ehc/memory.h"
 #include "ehc/table.h"
 #include "ehc/tensor.h"
 #include "ehc/text.h"
 
 namespace ehc::cli {
-
-// Memory and the tensor that views it, row-major.
-struct HostTensor {
-  HostTensor() = default;
-  HostTensor(const Context& context, DType dtype, std::initializer_list<int64_t> shape);
-
-  Buffer memory;
-  Tensor tensor;
-};
 
 // What one stage cost over all its chunks.
 struct StageTime {

@@ -1,9 +1,7 @@
 // `ehc pipeline`: the Engram forward path over a text's ids, timed, checked and explained in JSON.
-#define XXH_INLINE_ALL
 #include <fmt/core.h>
 #include <fmt/format.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/checksum.h"
 #include "cli/commands.h"
 #include "cli/copy_rate.h"
 #include "cli/integers.h"
@@ -20,8 +19,8 @@
 #include "cli/output_path.h"
 #include "cli/pipeline.h"
 #include "cli/progress.h"
+#include "cli/text_inputs.h"
 #include "core/file_io.h"
-#include "core/tensor_bytes.h"
 #include "ehc/error.h"
 #include "ehc/version.h"
 #include "tables/npy.h"
@@ -43,20 +42,6 @@ struct Options {
   int64_t check_tokens = 32;
   size_t top = 20;
   int threads = 0;
-};
-
-// XXH64 over bytes that come in pieces.
-class Checksum {
- public:
-  Checksum() : state_(XXH64_createState()) { XXH64_reset(state_, 0); }
-  ~Checksum() { XXH64_freeState(state_); }
-  Checksum(const Checksum&) = delete;
-  Checksum& operator=(const Checksum&) = delete;
-  void add(const Tensor& tensor) { XXH64_update(state_, tensor.data, bytes_of(tensor)); }
-  [[nodiscard]] std::string text() const { return fmt::format("{:016x}", XXH64_digest(state_)); }
-
- private:
-  XXH64_state_t* state_;
 };
 
 // Distribution of the gates of each stream, and the gates of one paragraph.
@@ -119,56 +104,6 @@ class GateStatistics {
   std::vector<Stream> streams_;
   std::vector<std::vector<float>> paragraph_;
 };
-
-Tensor usable_ids(const tables::NpyArray& file, const Options& options) {
-  const Tensor& ids = file.tensor;
-  if (ids.rank != 1 || (ids.dtype != DType::i32 && ids.dtype != DType::i64)) {
-    throw Error(ErrorKind::contract,
-                fmt::format("{}: expected I32 or I64[T], got {} with {} dimensions", options.ids,
-                            name_of(ids.dtype), ids.rank));
-  }
-  if (ids.shape[0] == 0) {
-    throw Error(ErrorKind::contract, options.ids + ": expected at least one token, got none");
-  }
-  const int64_t tokens = options.tokens > 0 ? std::min(options.tokens, ids.shape[0]) : ids.shape[0];
-  for (int64_t t = 0; t < tokens; ++t) {
-    const int64_t id = integer_at(ids, t);
-    if (id < 0) {
-      throw Error(ErrorKind::contract,
-                  fmt::format("{}: expected ids >= 0, got {} at position {}", options.ids, id, t));
-    }
-  }
-  return ids.slice(0, 0, tokens);
-}
-
-// Position in the layout's list.
-size_t find_layer(const tables::HashLayout& layout, const Options& options) {
-  const std::vector<int64_t>& ids = layout.config().layer_ids;
-  if (options.layer < 0) return 0;
-  const auto at = std::find(ids.begin(), ids.end(), options.layer);
-  if (at == ids.end()) {
-    throw Error(ErrorKind::contract,
-                fmt::format("--layer: expected one of {} (layers of {}), got {}",
-                            fmt::join(ids, " "), options.layout, options.layer));
-  }
-  return static_cast<size_t>(at - ids.begin());
-}
-
-void require_fitting(const text::TokenMap& map, const tables::HashLayout& layout,
-                     const Options& options) {
-  const tables::HashLayoutConfig& config = layout.config();
-  if (config.compressed_vocab != map.size()) {
-    throw Error(ErrorKind::contract,
-                fmt::format("{}: expected a layout of {} ids as in {}, got {}", options.layout,
-                            map.size(), options.map, config.compressed_vocab));
-  }
-  for (const int64_t id : {config.pad_id, config.reset_id}) {
-    if (id >= map.vocab_size()) {
-      throw Error(ErrorKind::contract, fmt::format("{}: expected pad and reset ids < {}, got {}",
-                                                   options.layout, map.vocab_size(), id));
-    }
-  }
-}
 
 // Memory is promised generously and missed late, so a table that cannot fit is refused first.
 void require_memory(const tables::HashLayout& layout, size_t layer, const Options& options) {
@@ -250,9 +185,9 @@ Json run_pipeline(const Options& options) {
   const text::TokenMap map = text::TokenMap::load(options.map);
   const tables::HashLayout layout = tables::HashLayout::load(options.layout);
   const tables::NpyArray file = tables::read_npy(options.ids);
-  const Tensor ids = usable_ids(file, options);
-  const size_t layer = find_layer(layout, options);
-  require_fitting(map, layout, options);
+  const Tensor ids = usable_ids(file, options.ids, options.tokens);
+  const size_t layer = find_layer(layout, options.layout, options.layer);
+  require_fitting(map, options.map, layout, options.layout);
   require_memory(layout, layer, options);
   const int64_t tokens = ids.shape[0];
   // Whole chunks.

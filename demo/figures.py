@@ -153,3 +153,28 @@ def gate_histogram(streams: list[dict]) -> str:
         axes.legend(ncols=2)
 
     return picture("gates", draw, height=2.6)
+
+
+def moving_mean(values: list[float], count: int) -> list[float]:
+    """Mean of each value and up to count - 1 before it."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return [(sums[i] - sums[max(0, i - count)]) / min(i, count) for i in range(1, len(sums))]
+
+
+def loss_curve(losses: list[float], unigram_losses: list[float], smooth: int) -> str:
+    def draw(axes):
+        steps = range(1, len(losses) + 1)
+        axes.plot(steps, losses, color=SERIES[0], linewidth=0.8, alpha=0.4)
+        axes.plot(steps, moving_mean(losses, smooth), color=SERIES[0],
+                  label=f"layer and softmax, mean of {smooth} steps")
+        axes.plot(steps, moving_mean(unigram_losses, smooth), color=SERIES[1],
+                  linestyle=(0, (3, 2)), label="frequencies of the classes alone, likewise")
+        axes.set_xlim(1, max(2, len(losses)))
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss (nats per token)")
+        axes.grid()
+        axes.legend()
+
+    return picture("loss", draw, height=3.2)

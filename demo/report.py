@@ -1,12 +1,13 @@
-"""One self-contained HTML page about a run of the pipeline.
+"""One self-contained HTML page about a run of the pipeline and, if there was one, of the training.
 
-    report.py FIGURES.json IDS.npy OUTPUT.html [--title TEXT]
+    report.py FIGURES.json IDS.npy OUTPUT.html [--training TRAINING.json] [--title TEXT]
 """
 
 from __future__ import annotations
 
 import argparse
 import html
+import math
 import os
 import pathlib
 
@@ -15,6 +16,7 @@ from results import Results, deviations, expected, visible
 from terminal import fail
 
 GATE_SPREAD = 0.3  # distance from 1/2 at which the colour is full
+SMOOTH = 20  # steps that the bold line of the loss averages
 
 
 def table(header: list[str], rows: list[list[str]], text_columns: int = 1) -> str:
@@ -184,28 +186,68 @@ def heat_unit(text: str, alpha: list[float]) -> str:
             f'style="background:{shade(mean)}">{shown}</span>{bars}</span>')
 
 
+def heat(r: Results, name: str, first_token: int, gates: list[list[float]]) -> str:
+    units = []
+    for i, alpha in enumerate(gates):
+        text = r.token(first_token + i)
+        units.append(heat_unit(text, alpha) + ("<br>" if "\n" in text else ""))
+    return f'<div class="heat" id="{name}">{"".join(units)}</div>'
+
+
 def gates(r: Results) -> str:
     gate = r["gate"]
     paragraph = gate["paragraph"]
-    units = []
-    for i, alpha in enumerate(paragraph["alpha"]):
-        text = r.token(paragraph["first_token"] + i)
-        units.append(heat_unit(text, alpha) + ("<br>" if "\n" in text else ""))
     streams = [stream for stream in gate["streams"] if "mean" in stream]
     rows = [[f"stream {i}", f"{s['mean']:.4f}", f"{s['deviation']:.4f}", f"{s['min']:.4f}",
              f"{s['max']:.4f}"] for i, s in enumerate(streams)]
-    if not units or not rows:
+    if not paragraph["alpha"] or not rows:
         return ""
+    trained = ' Trained ones are <a href="#training">below</a>.' if r.training else ""
     return f"""<h2 id="gates">Gates over a paragraph</h2>
 <p>The gate α decides how much of the looked-up value each residual stream takes in. Below every
 token is one bar per stream, stream 0 on top; the colour behind the text is their mean.</p>
 <p class="note">Weights and table are random here, not trained: what the colours show is the
-mechanism. Equal contexts give equal gates, and each stream decides for itself.</p>
+mechanism. Equal contexts give equal gates, and each stream decides for itself.{trained}</p>
 <div class="scale">closed <div></div> open <span>(colourless: α = ½)</span></div>
-<div class="heat" id="heat">{"".join(units)}</div>
+{heat(r, "heat", paragraph["first_token"], paragraph["alpha"])}
 {figure(figures.gate_histogram(streams), "Gates of all tokens. The square root in front of the "
         "sigmoid is steepest at 0, so values close to ½ are rare.")}
 {table(["", "mean", "deviation", "least", "most"], rows)}"""
+
+
+def training(r: Results) -> str:
+    if not r.training:
+        return ""
+    t, last, gate = r.training, r.training["last"], r.training["gate"]
+    c, s = t["configuration"], t["settings"]
+    seen = t["steps"] * s["tokens"]
+    passes = t["steps"] / c["steps_per_pass"]
+    fresh = ("Every token is new when it is predicted" if passes <= 1
+             else f"The text is read {passes:.1f} times")
+    heats = ""
+    if gate["before"]:
+        first = gate["first_token"]
+        heats = f"""<p>Gates of this small layer over the same paragraph:</p>
+<div class="scale">closed <div></div> open <span>(colourless: α = ½)</span></div>
+<div class="columns"><div><p><b>Before training</b></p>{heat(r, "heat-before", first, gate["before"])}</div>
+<div><p><b>After {t["steps"]:,} steps</b></p>{heat(r, "heat-after", first, gate["after"])}</div></div>"""
+    return f"""<h2 id="training">Training</h2>
+<p>The same path, small enough to learn in seconds: {c["rows"]:,} rows of {c["row_width"]} fp32 values,
+{s["streams"]} streams of {s["width"]}. From what the layer added to the streams, a softmax predicts the
+next token: one of the {s["classes"] - 1} most frequent compressed ids, or any other. It sees nothing
+else, so what it knows beyond the frequencies of these classes came out of the table.</p>
+{figure(figures.loss_curve(t["losses"], t["unigram_losses"], SMOOTH),
+        "Cross entropy of each step, before the step is made.")}
+<div class="tiles">
+{tile(f"{last['loss']:.3f}", f"nats per token over the last {last['steps']} steps, perplexity {math.exp(last['loss']):.1f}")}
+{tile(f"{last['unigram_loss']:.3f}", f"by frequencies alone, perplexity {math.exp(last['unigram_loss']):.1f}")}
+{tile(f"{seen:,}", f"tokens in {t['steps']:,} steps of {s['tokens']:,}")}
+</div>
+<p>{fresh}. The rows learn by the optimizer of the tables (momentum, then rows and columns scaled to
+equal norms in turn), all else by momentum and a plain step. The incoming streams are fixed random
+vectors, one for each id. A run that is stopped goes on from its checkpoint to the same bits, on any
+number of threads: state <code>{t["checksum"]}</code>.</p>
+{heats}"""
 
 
 def checks(r: Results) -> str:
@@ -232,7 +274,7 @@ def page(r: Results, title: str) -> str:
     steps = ["text", "token ids", "compressed ids", "n-gram windows", "rows", "keys and value",
              "gates", "convolution", "streams"]
     path = "".join(f"<li><span>{step}</span></li>" for step in steps)
-    sections = [overview, stages, vocabulary, ngrams, collisions, frequency, gates, checks]
+    sections = [overview, stages, vocabulary, ngrams, collisions, frequency, gates, training, checks]
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -260,9 +302,11 @@ def main() -> None:
     parser.add_argument("figures", type=pathlib.Path)
     parser.add_argument("ids", type=pathlib.Path)
     parser.add_argument("output", type=pathlib.Path)
+    parser.add_argument("--training", type=pathlib.Path)
     parser.add_argument("--title", default="a text")
     arguments = parser.parse_args()
-    content = page(Results(arguments.figures, arguments.ids), arguments.title)
+    results = Results(arguments.figures, arguments.ids, arguments.training)
+    content = page(results, arguments.title)
     scratch = arguments.output.with_suffix(f".{os.getpid()}.tmp")
     try:
         scratch.write_text(content, encoding="utf-8")

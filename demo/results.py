@@ -1,4 +1,5 @@
-"""What the report and the terminal table both read: the pipeline's figures and the text's tokens."""
+"""What the report and the terminal table both read: the figures of pipeline and training, and the
+text's tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from v4_tokenizer import load_tokenizer
 
 
 class Results:
-    def __init__(self, figures: pathlib.Path, ids: pathlib.Path):
+    def __init__(self, figures: pathlib.Path, ids: pathlib.Path,
+                 training: pathlib.Path | None = None):
         self.figures = json.loads(figures.read_text(encoding="utf-8"))
+        self.training = json.loads(training.read_text(encoding="utf-8")) if training else None
         self.ids = np.load(ids, mmap_mode="r")
         self.tokenizer = load_tokenizer()
 

@@ -1,6 +1,6 @@
 """The figures of a run as a table for the terminal.
 
-    summary.py FIGURES.json IDS.npy [--title TEXT]
+    summary.py FIGURES.json IDS.npy [--training TRAINING.json] [--title TEXT]
 """
 
 from __future__ import annotations
@@ -87,6 +87,21 @@ def print_collisions(r: Results) -> None:
     print("  worst deviation: of one table, in standard deviations of evenly random rows")
 
 
+def print_training(r: Results) -> None:
+    if not r.training:
+        return
+    t, last = r.training, r.training["last"]
+    s = t["settings"]
+    heading(f"Training: {t['steps']:,} steps of {s['tokens']:,} tokens, {s['streams']} streams of "
+            f"{s['width']}, {t['configuration']['rows']:,} rows of {s['row_width']}")
+    print(f"  loss        {last['loss']:.3f} nats per token over the last {last['steps']} steps; by "
+          f"frequencies alone {last['unigram_loss']:.3f}")
+    resumed = t["resumed_at"]
+    now = f"{t['steps'] - resumed:,} steps now, {t['seconds']:.1f} s"
+    print(f"  time        {now}, {t['tokens_per_second']:,.0f} tokens/s; {resumed:,} steps earlier")
+    print(f"  state       {t['checksum']}")
+
+
 def print_checks(r: Results) -> None:
     heading("Fast against reference")
     for check in r["checks"]:
@@ -102,13 +117,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figures", type=pathlib.Path)
     parser.add_argument("ids", type=pathlib.Path)
+    parser.add_argument("--training", type=pathlib.Path)
     parser.add_argument("--title", default="a text")
     arguments = parser.parse_args()
-    results = Results(arguments.figures, arguments.ids)
+    results = Results(arguments.figures, arguments.ids, arguments.training)
     print_overview(results, arguments.title)
     print_stages(results)
     print_ngrams(results)
     print_collisions(results)
+    print_training(results)
     print_checks(results)
 
 

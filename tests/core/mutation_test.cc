@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,10 @@ class GoldenCall {
   }
   [[nodiscard]] const Operator& op() const { return *op_; }
   [[nodiscard]] const OpFile& parts() const { return parts_; }
+  [[nodiscard]] bool sets(std::string_view attribute) const {
+    const auto set = nlohmann::json::parse(parts_.metadata.value_or("{}"));
+    return set.contains("set") && set["set"].contains(std::string(attribute));
+  }
 
   // The front door's answer to the call with input `name` replaced (absent: dropped); empty when
   // it is accepted.
@@ -98,18 +103,45 @@ struct Law {
     return true;
   }
 
-  // Symbols that a dimension shares with another input, an attribute or a relation.
-  [[nodiscard]] bool is_tied(size_t tensor, int dim) const {
-    const auto mine = symbols_of(schema.tensors[tensor].shape.dims[static_cast<size_t>(dim)]);
-    uint32_t others = 0;
+  // Calls visit(tensor, dimension, symbols) for the dimensions of all inputs that are there.
+  template <class Visit>
+  void each_dimension(const Visit& visit) const {
     for (size_t i = 0; i < schema.tensors.size(); ++i) {
       if (!present(i, {})) continue;
       const Shape& shape = schema.tensors[i].shape;
-      for (uint8_t k = 0; k < shape.rank; ++k) {
-        if (i != tensor || k != dim) others |= symbols_of(shape.dims[k]);
+      for (int k = 0; k < shape.rank; ++k) {
+        visit(i, k, symbols_of(shape.dims[static_cast<size_t>(k)]));
       }
     }
-    for (const AttributeSpec& a : schema.attributes) others |= symbols_of(a.binds);
+  }
+
+  // Symbols that an attribute of this call fixes.
+  [[nodiscard]] uint32_t fixed() const {
+    uint32_t symbols = 0;
+    for (const AttributeSpec& a : schema.attributes) {
+      if (call.sets(a.name)) symbols |= symbols_of(a.binds);
+    }
+    return symbols;
+  }
+
+  // Symbols that stand in this one dimension alone: its other factors may change, as long as they
+  // divide it.
+  [[nodiscard]] bool has_free_factor(size_t tensor, int dim) const {
+    const uint32_t mine = symbols_of(schema.tensors[tensor].shape.dims[static_cast<size_t>(dim)]);
+    uint32_t others = fixed();
+    each_dimension([&](size_t i, int k, uint32_t symbols) {
+      if (i != tensor || k != dim) others |= symbols;
+    });
+    return (mine & (mine - 1)) != 0 && (mine & ~others) != 0;
+  }
+
+  // Symbols that a dimension shares with another input, an attribute or a relation.
+  [[nodiscard]] bool is_tied(size_t tensor, int dim) const {
+    const auto mine = symbols_of(schema.tensors[tensor].shape.dims[static_cast<size_t>(dim)]);
+    uint32_t others = fixed();
+    each_dimension([&](size_t i, int k, uint32_t symbols) {
+      if ((i != tensor || k != dim) && !has_free_factor(i, k)) others |= symbols;
+    });
     for (const SymbolDefault& s : schema.defaults) {
       if (!present(s.tensor_index, {})) others |= 1U << s.index;
     }

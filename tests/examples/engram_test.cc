@@ -1,12 +1,15 @@
-// What examples/engram_gate and examples/engram_lookup print.
+// What the programs of examples/ print.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <regex>
+#include <sstream>
 #include <string>
+#include <vector>
 
 namespace ehc {
 namespace {
@@ -32,6 +35,24 @@ double number_after(const std::string& text, const std::string& label) {
   const size_t at = text.find(label);
   EXPECT_NE(at, std::string::npos) << label;
   return at == std::string::npos ? NAN : std::stod(text.substr(at + label.size()));
+}
+
+// The numbers in brackets behind every `label [`.
+std::vector<std::vector<double>> lists_after(const std::string& text, const std::string& label) {
+  std::vector<std::vector<double>> lists;
+  for (size_t at = text.find(label + " ["); at != std::string::npos;
+       at = text.find(label + " [", at + 1)) {
+    const size_t begin = at + label.size() + 2;
+    std::istringstream numbers(text.substr(begin, text.find(']', begin) - begin));
+    lists.emplace_back(std::istream_iterator<double>(numbers), std::istream_iterator<double>());
+  }
+  return lists;
+}
+
+// Every number within one unit of the last digit; the printed numbers are rounded themselves.
+void expect_printed(const std::vector<double>& numbers, const std::vector<double>& expected,
+                    double unit) {
+  EXPECT_THAT(numbers, testing::Pointwise(testing::DoubleNear(1.001 * unit), expected));
 }
 
 int count(const std::string& text, const std::string& pattern) {
@@ -71,6 +92,40 @@ TEST(Examples, EngramLookupReadsSixteenRowsWhateverTheTable) {
                            "second run identical: yes\n"}) {
     EXPECT_EQ(count(text, line), 2) << line << text;
   }
+}
+
+TEST(Examples, EngramSinkhornPrintsTheKnownIterations) {
+  const std::string text = output_of("engram_sinkhorn");
+  const auto update = lists_after(text, "update");
+  ASSERT_EQ(update.size(), 3);
+  expect_printed(update[0], {0.661352, 0.266924, 0.061677, 0.621317}, 1e-6);
+  expect_printed(update[1], {-0.451906, -0.166130, -1.522768, 0.381684}, 1e-6);
+  expect_printed(update[2], {-1.027609, -0.563053, -0.892291, -0.058250}, 1e-6);
+
+  const auto columns = lists_after(text, "col L2 before col step");
+  ASSERT_EQ(columns.size(), 8);
+  expect_printed(columns[0], {1.02401, 0.48524, 1.10937, 0.6966}, 1e-5);
+  expect_printed(columns[1], {0.82921, 0.83304, 0.98586, 0.80408}, 1e-5);
+  expect_printed(columns[2], {0.85121, 0.85212, 0.91841, 0.84014}, 1e-5);
+  expect_printed(columns[3], {0.86009, 0.85998, 0.88699, 0.8567}, 1e-5);
+  expect_printed(columns[4], {0.86367, 0.86346, 0.87408, 0.86284}, 1e-5);
+  expect_printed(columns[7], {0.86589, 0.86586, 0.86646, 0.8659}, 1e-5);
+  // One or two roundings of a norm close to 1; which, depends on the order of the sums.
+  EXPECT_EQ(count(text, "max \\|row L2 - 1\\| = "), 8);
+  EXPECT_LE(number_after(text, "step 0: max |row L2 - 1| = "), 0x1p-22);
+  EXPECT_LE(number_after(text, "step 7: max |row L2 - 1| = "), 0x1p-22);
+
+  const auto before = lists_after(text, "row L2 before finalize");
+  const auto after = lists_after(text, "row L2 after finalize");
+  ASSERT_EQ(before.size(), 1);
+  ASSERT_EQ(after.size(), 1);
+  expect_printed(before[0], {1.15488, 1.15442, 1.1548}, 1e-5);
+  expect_printed(after[0], {2, 2, 2}, 1e-5);
+  const auto result = lists_after(text, "result");
+  ASSERT_EQ(result.size(), 3);
+  expect_printed(result[0], {1.022537, 0.866552, 0.065289, 1.482984}, 1e-6);
+  expect_printed(result[1], {-0.681269, -0.525871, -1.571715, 0.888282}, 1e-6);
+  expect_printed(result[2], {-1.220624, -1.404312, -0.725655, -0.106814}, 1e-6);
 }
 
 }  // namespace

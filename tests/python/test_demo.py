@@ -1,4 +1,4 @@
-"""The demo on a small text: figures of `ehc pipeline`, and the page in a real browser."""
+"""The demo on a small text: figures of `ehc pipeline` and `ehc train`, and the page in a browser."""
 
 import json
 import re
@@ -220,6 +220,12 @@ def test_bad_texts(tmp_path, content, message):
     assert not (tmp_path / "text.txt").exists()
 
 
+def test_without_training(folder, inputs, figures):
+    page = folder / "no-training.html"
+    succeed(script("report.py", folder / "figures.json", inputs["ids"], page))
+    assert 'id="training"' not in page.read_text(encoding="utf-8")
+
+
 def test_help_names_every_option():
     program = (ROOT / "demo.sh").read_text(encoding="utf-8")
     shown = succeed(subprocess.run([str(ROOT / "demo.sh"), "--help"], capture_output=True, text=True))
@@ -230,7 +236,8 @@ def test_help_names_every_option():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["--txt", "x"], "unknown option '--txt'"), (["--text"], "expected a value"),
-     (["--text", "/nonexistent"], "not a file"), (["--out", "/dev/null/x"], "cannot be written")],
+     (["--text", "/nonexistent"], "not a file"), (["--out", "/dev/null/x"], "cannot be written"),
+     (["--train-steps", "x"], "expected a number of steps, got 'x'")],
 )
 def test_demo_script_refuses(arguments, message):
     result = subprocess.run([str(ROOT / "demo.sh"), *arguments], capture_output=True, text=True)
@@ -238,14 +245,33 @@ def test_demo_script_refuses(arguments, message):
 
 
 @pytest.fixture(scope="module")
-def report(folder, inputs, figures):
+def training(ehc, folder, inputs):
+    target = folder / "training.json"
+    succeed(ehc.run("train", "--ids", inputs["ids"], "--map", inputs["map"], "--layout",
+                    inputs["layout"], "--tokens", 256, "--width", 32, "--steps", 60, "--json", target))
+    return json.loads(target.read_text(encoding="utf-8"))
+
+
+def test_training_learns(training):
+    assert len(training["losses"]) == len(training["unigram_losses"]) == 60
+    assert training["last"]["loss"] < training["last"]["unigram_loss"]
+    before, after = (np.array(training["gate"][moment]) for moment in ("before", "after"))
+    assert before.shape == after.shape == (160, 4)
+    assert not np.array_equal(before, after)
+
+
+@pytest.fixture(scope="module")
+def report(folder, inputs, figures, training):
     path = folder / "report.html"
-    succeed(script("report.py", folder / "figures.json", inputs["ids"], path, "--title", "A <test>"))
+    succeed(script("report.py", folder / "figures.json", inputs["ids"], path, "--title", "A <test>",
+                   "--training", folder / "training.json"))
     return path
 
 
-def test_terminal_table(folder, inputs, figures):
-    shown = succeed(script("summary.py", folder / "figures.json", inputs["ids"], "--title", "Psalm"))
+def test_terminal_table(folder, inputs, figures, training):
+    shown = succeed(script("summary.py", folder / "figures.json", inputs["ids"], "--title", "Psalm",
+                           "--training", folder / "training.json"))
+    assert training["checksum"] in shown and f"{training['last']['loss']:.3f}" in shown
     for stage in figures["stages"]:
         assert stage["stage"] in shown and stage["implementation"] in shown
     assert "all equal" in shown and figures["checksums"]["streams"] in shown
@@ -271,12 +297,15 @@ def browser():
     return [program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
 
 
-def test_report_in_a_browser(browser, report, figures):
+def test_report_in_a_browser(browser, report, figures, training):
     dom = succeed(subprocess.run([*browser, "--dump-dom", f"file://{report}"],
                                  capture_output=True, text=True, timeout=120))
-    for section in ("stages", "vocabulary", "ngrams", "collisions", "frequency", "gates", "checks"):
+    for section in ("stages", "vocabulary", "ngrams", "collisions", "frequency", "gates", "training",
+                    "checks"):
         assert f'<h2 id="{section}">' in dom
-    assert dom.count('class="picture"') == 5 and dom.count('class="unit"') == 160
+    # Gates of the pipeline, and of the trained layer before and after.
+    assert dom.count('class="picture"') == 6 and dom.count('class="unit"') == 3 * 160
+    assert f"{training['last']['loss']:.3f}" in dom and training["checksum"] in dom
     assert f"{figures['configuration']['tokens']:,}" in dom
 
 

@@ -34,17 +34,21 @@ std::vector<float> small_integers(int64_t count, uint32_t seed) {
   return values;
 }
 
-bool is_right(int64_t rows, int64_t columns, int64_t depth) {
+bool is_right(int64_t rows, int64_t columns, int64_t depth, bool a_by_depth, bool b_by_depth) {
   const std::vector<float> a = small_integers(rows * depth, 1);
   const std::vector<float> b = small_integers(columns * depth, 2);
   std::vector<float> c(static_cast<size_t>(rows * columns), -0.5F);
-  multiply_openblas(
-      {a.data(), b.data(), c.data(), depth, depth, columns, rows, columns, depth, false});
+  const int64_t a_stride = a_by_depth ? rows : depth;
+  const int64_t b_stride = b_by_depth ? columns : depth;
+  multiply_openblas({a.data(), b.data(), c.data(), a_stride, b_stride, columns, rows, columns,
+                     depth, false, a_by_depth, b_by_depth});
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < columns; ++j) {
       float sum = 0;
       for (int64_t k = 0; k < depth; ++k) {
-        sum += a[static_cast<size_t>(i * depth + k)] * b[static_cast<size_t>(j * depth + k)];
+        const int64_t at_a = a_by_depth ? k * rows + i : i * depth + k;
+        const int64_t at_b = b_by_depth ? k * columns + j : j * depth + k;
+        sum += a[static_cast<size_t>(at_a)] * b[static_cast<size_t>(at_b)];
       }
       if (c[static_cast<size_t>(i * columns + j)] != sum) return false;
     }
@@ -63,7 +67,13 @@ int vector_bits(std::string_view core) {
 std::string find_fault() {
   for (const int64_t rows : {1, 13, 48}) {
     for (const int64_t columns : {3, 64, 77}) {
-      if (!is_right(rows, columns, 5) || !is_right(rows, columns, 700)) {
+      for (const int64_t depth : {5, 700}) {
+        // The operands of forward and backward.
+        if (is_right(rows, columns, depth, false, false) &&
+            is_right(rows, columns, depth, false, true) &&
+            is_right(rows, columns, depth, true, true)) {
+          continue;
+        }
         return "OpenBLAS computes wrong products on this processor with its " +
                std::string(openblas_get_corename()) + " kernels";
       }
@@ -108,9 +118,9 @@ void multiply_openblas(const Product& p) {
   std::unique_lock<std::mutex> lock;
   if (is_serial()) lock = std::unique_lock(one_at_a_time);
   const auto narrow = [](int64_t x) { return static_cast<int>(x); };
-  cblas_sgemm(kRowMajor, kAsIs, kTransposed, narrow(p.rows), narrow(p.columns), narrow(p.depth),
-              1.0F, p.a, narrow(p.a_stride), p.b, narrow(p.b_stride), p.accumulate ? 1.0F : 0.0F,
-              p.c, narrow(p.c_stride));
+  cblas_sgemm(kRowMajor, p.a_by_depth ? kTransposed : kAsIs, p.b_by_depth ? kAsIs : kTransposed,
+              narrow(p.rows), narrow(p.columns), narrow(p.depth), 1.0F, p.a, narrow(p.a_stride),
+              p.b, narrow(p.b_stride), p.accumulate ? 1.0F : 0.0F, p.c, narrow(p.c_stride));
 }
 
 #else

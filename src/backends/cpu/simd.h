@@ -192,6 +192,25 @@ EHC_SIMD void add_silu(const Pair* x, Pair* y) {
     y[i].b = fma(numerator[2 * i + 1], mul(q[i], denominator[2 * i]), y[i].b);
   }
 }
+
+// silu'(x) = s (1 + x (1 - s)) with s = sigmoid(x), for kPairs pairs; 1 - s without cancellation.
+// One division serves a pair, as in add_silu.
+template <int kPairs>
+EHC_SIMD void silu_slope(const Pair* x, Pair* slope) {
+  constexpr int kCount = 2 * kPairs;
+  Vec in[kCount], denominator[kCount], e[kCount], s[kCount], r[kCount], q[kPairs];
+  for (int i = 0; i < kPairs; ++i) in[2 * i] = x[i].a, in[2 * i + 1] = x[i].b;
+  EHC_EACH denominator[i] = minus_magnitude(in[i], 104.0f);
+  exp_bounded<kPowerBits, kCount>(denominator, e);
+  EHC_EACH denominator[i] = add(splat(1.0f), e[i]);
+  for (int i = 0; i < kPairs; ++i) q[i] = mul(denominator[2 * i], denominator[2 * i + 1]);
+  for (int i = 0; i < kPairs; ++i) q[i] = div(splat(1.0f), q[i]);
+  EHC_EACH s[i] = select_negative(in[i], e[i], splat(1.0f));
+  EHC_EACH in[i] = mul(in[i], select_negative(in[i], splat(1.0f), e[i]));
+  EHC_EACH r[i] = mul(q[i / 2], denominator[i ^ 1]);
+  EHC_EACH s[i] = mul(mul(s[i], r[i]), fma(in[i], r[i], splat(1.0f)));
+  for (int i = 0; i < kPairs; ++i) slope[i] = {s[2 * i], s[2 * i + 1]};
+}
 #undef EHC_EACH
 
 // One value, with the bits that a lane would have.

@@ -22,9 +22,12 @@ void evaluate(Function function, const float* in, float* out, int64_t count) {
       case Function::sigmoid:
         y = {simd::sigmoid(x.a), simd::sigmoid(x.b)};
         break;
-      default:
+      case Function::silu:
         y = simd::zero_pair();
         simd::add_silu<1>(&x, &y);
+        break;
+      default:
+        simd::silu_slope<1>(&x, &y);
     }
     simd::store_some(out + i, y, count - i, false);
   }

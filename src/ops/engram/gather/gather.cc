@@ -6,7 +6,8 @@
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
 #include "core/registry.h"
-#include "ops/engram/gather/gather_math.h"
+#include "ops/engram/gather/gather_args.h"
+#include "ops/engram/shared/check_indices.h"
 
 namespace ehc::engram {
 
@@ -31,9 +32,7 @@ GatherForwardArgs make_args(const P& p, const Bound& b) {
           .table_type = p.table.dtype,
           .table = p.table.data,
           .table_row_stride = std::max(b["hd"], p.table.stride[0]),
-          .indices_are_64 = p.indices.dtype == DType::i64,
-          .indices = p.indices.data,
-          .index_token_stride = p.indices.stride[0],
+          .indices = row_indices_of(p.indices),
           .out_type = p.embedding.dtype,
           .out = p.embedding.data,
           .out_token_stride = p.embedding.stride[0],
@@ -41,18 +40,7 @@ GatherForwardArgs make_args(const P& p, const Bound& b) {
 }
 
 void check_indices(const Schema& schema, const Bound& b, const void* params) {
-  const P& p = *static_cast<const P*>(params);
-  if (p.indices.device != Device::cpu) return;
-  const GatherForwardArgs args = make_args(p, b);
-  for (int64_t t = 0; t < args.tokens; ++t) {
-    for (int64_t c = 0; c < args.columns; ++c) {
-      const int64_t index = gather_index(args, t, c);
-      if (index >= -1 && index < b["rows"]) continue;
-      fail_tensor(schema, "indices", "-1 or a row below " + std::to_string(b["rows"]),
-                  std::to_string(index) + " at position [" + std::to_string(t) + "," +
-                      std::to_string(c) + "]");
-    }
-  }
+  check_row_indices(schema, b, static_cast<const P*>(params)->indices);
 }
 
 template <auto Rows>

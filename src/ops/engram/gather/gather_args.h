@@ -5,6 +5,7 @@
 
 #include "backends/cpu/kernel.h"
 #include "ehc/dtype.h"
+#include "ops/engram/shared/row_indices.h"
 
 namespace ehc::engram {
 
@@ -15,9 +16,7 @@ struct GatherForwardArgs {
   DType table_type = DType::none;  // bf16, f16 or f32
   const void* table = nullptr;     // [rows,hd]
   int64_t table_row_stride = 0;
-  bool indices_are_64 = false;
-  const void* indices = nullptr;  // I32 or I64 [T,C]; -1 or a valid row, checked by the caller
-  int64_t index_token_stride = 0;
+  RowIndices indices;            // [T,C]; -1 or a valid row, checked by the caller
   DType out_type = DType::none;  // bf16, f16 or f32
   void* out = nullptr;           // [T, C*hd]
   int64_t out_token_stride = 0;

@@ -5,26 +5,13 @@
 // Rows are far apart in memory, so each is prefetched kAhead rows before it is copied.
 // Class E: a copy of bits, or one conversion to nearest even.
 #include "backends/cpu/simd.h"
-#include "ops/engram/gather/gather_math.h"
+#include "ops/engram/gather/gather_args.h"
 
 namespace ehc::engram::EHC_ISA {
 namespace {
 
 namespace simd = ehc::simd::EHC_ISA;
 using simd::kPair;
-
-// Walks over (token, column).
-struct Cursor {
-  const GatherForwardArgs& args;
-  int64_t token, column;
-
-  EHC_SIMD void advance() {
-    if (++column < args.columns) return;
-    column = 0;
-    ++token;
-  }
-  EHC_SIMD int64_t index() const { return gather_index(args, token, column); }
-};
 
 template <class In, class Out>
 EHC_SIMD void convert(const In* from, Out* to, int64_t width, bool streaming) {
@@ -52,9 +39,9 @@ inline void move_row(const A* from, A* to, int64_t width, bool streaming) {
 }
 
 template <class In>
-inline void prefetch_row(const GatherForwardArgs& args, const Cursor& at) {
+inline void prefetch_row(const GatherForwardArgs& args, const RowCursor& at) {
   constexpr int64_t kLine = 64 / sizeof(In), kLines = 16;
-  const int64_t index = at.index();
+  const int64_t index = row_index(args.indices, at.token, at.column);
   if (index < 0) return;
   const In* row = static_cast<const In*>(args.table) + index * args.table_row_stride;
   for (int64_t i = 0; i < args.width && i < kLines * kLine; i += kLine) simd::prefetch(row + i);
@@ -63,19 +50,19 @@ inline void prefetch_row(const GatherForwardArgs& args, const Cursor& at) {
 template <class In, class Out>
 inline void gather_range(const GatherForwardArgs& args, int64_t begin, int64_t end) {
   constexpr int kAhead = 16;
-  Cursor ahead = {args, begin, 0};
+  RowCursor ahead = {begin, 0, args.columns};
   for (int i = 0; i < kAhead && ahead.token < end; ++i) {
     prefetch_row<In>(args, ahead);
     ahead.advance();
   }
-  for (Cursor at = {args, begin, 0}; at.token < end; at.advance()) {
+  for (RowCursor at = {begin, 0, args.columns}; at.token < end; at.advance()) {
     if (ahead.token < end) {
       prefetch_row<In>(args, ahead);
       ahead.advance();
     }
     Out* to =
         static_cast<Out*>(args.out) + at.token * args.out_token_stride + at.column * args.width;
-    const int64_t index = at.index();
+    const int64_t index = row_index(args.indices, at.token, at.column);
     if (index < 0) {
       std::memset(to, 0, static_cast<size_t>(args.width) * sizeof(Out));
     } else {

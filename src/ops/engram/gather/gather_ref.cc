@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "core/float_formats.h"
-#include "ops/engram/gather/gather_math.h"
+#include "ops/engram/gather/gather_args.h"
 
 namespace ehc::engram {
 
@@ -10,7 +10,7 @@ void gather_fwd_reference(const GatherForwardArgs& a, int64_t begin, int64_t end
   const auto size = static_cast<int64_t>(size_of(a.out_type));
   for (int64_t t = begin; t < end; ++t) {
     for (int64_t c = 0; c < a.columns; ++c) {
-      const int64_t row = gather_index(a, t, c) * a.table_row_stride;
+      const int64_t row = row_index(a.indices, t, c) * a.table_row_stride;
       const int64_t out = t * a.out_token_stride + c * a.width;
       for (int64_t i = 0; i < a.width; ++i) {
         if (row < 0) {

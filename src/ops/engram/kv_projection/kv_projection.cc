@@ -137,7 +137,7 @@ void run_blocked(const Call& call) {
           }
         } else {
           steps.pack_column_panels(weight_rows, c, columns, weight);
-          steps.multiply(embedding, weight, panels * steps.row_panel, stride, a.depth, sums);
+          steps.multiply(embedding, weight, panels * steps.row_panel, stride, a.depth, false, sums);
         }
         steps.finish(a, sums, stride, t, tokens, c, columns);
       }

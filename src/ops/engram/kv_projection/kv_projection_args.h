@@ -49,9 +49,9 @@ struct ProjectionSteps {
   // The same as panels: fp32 [ceil(count/panel), depth, panel].
   void (*pack_row_panels)(const ProjectionRows& rows, int64_t first, int64_t count, float* out);
   void (*pack_column_panels)(const ProjectionRows& rows, int64_t first, int64_t count, float* out);
-  // sums[rows, columns] (row stride `columns`) of whole panels; written, not read.
+  // sums[rows, columns] (row stride `columns`) of whole panels; without `accumulate` not read.
   void (*multiply)(const float* row_panels, const float* column_panels, int64_t rows,
-                   int64_t columns, int64_t depth, float* sums);
+                   int64_t columns, int64_t depth, bool accumulate, float* sums);
   // kv[t..t+tokens, columns c..c+columns) = round(sums + bias); sums row stride given.
   void (*finish)(const ProjectionArgs& args, const float* sums, int64_t sums_stride, int64_t t,
                  int64_t tokens, int64_t c, int64_t columns);

@@ -102,7 +102,7 @@ void multiply_tile(const float* rows, const float* columns, int64_t depth, float
 }
 
 void multiply_panels(const float* row_panels, const float* column_panels, int64_t rows,
-                     int64_t columns, int64_t depth, float* sums) {
+                     int64_t columns, int64_t depth, bool accumulate, float* sums) {
   for (int64_t k = 0; k < depth; k += kProjectionChain) {
     const int64_t length = depth - k < kProjectionChain ? depth - k : kProjectionChain;
     for (int64_t c = 0; c < columns; c += kColumnPanel) {
@@ -110,7 +110,7 @@ void multiply_panels(const float* row_panels, const float* column_panels, int64_
       for (int64_t r = 0; r < rows; r += kRowPanel) {
         const float* row_panel = row_panels + r * depth + k * kRowPanel;
         float* tile = sums + r * columns + c;
-        if (k == 0) {
+        if (k == 0 && !accumulate) {
           multiply_tile<true>(row_panel, column_panel, length, tile, columns);
         } else {
           multiply_tile<false>(row_panel, column_panel, length, tile, columns);

@@ -8,17 +8,11 @@
 // Algorithm: as conv_cpu.cc with v in place of V; what runs ahead, piece by piece, are the gates of
 // the next run (alpha, beta). Gates of the history of a range are recomputed. Class R per
 // implementation, batch-invariant.
-#include "ops/engram/conv/conv_simd.h"
-#include "ops/engram/gate/gate_simd.h"
 #include "ops/engram/layer/layer_args.h"
+#include "ops/engram/layer/layer_simd.h"
 
 namespace ehc::engram::EHC_ISA {
 namespace {
-
-template <class A>
-inline float mean_square_of_value(const GateForwardArgs& args, int64_t token) {
-  return mean_square(value_row<A>(args, token), args.hidden);
-}
 
 // Scalars of tokens from `first` on, [tokens, n] each.
 struct Scratch {
@@ -27,80 +21,25 @@ struct Scratch {
   int64_t first;
 };
 
-// Gates of tokens in order, a piece of a row at a time.
-template <class A>
-class GatesAhead {
- public:
-  GatesAhead(const LayerForwardArgs& args, const Scratch& scratch)
-      : args_(args), scratch_(scratch) {}
+struct KeepScalars {
+  const LayerForwardArgs& args;
+  const Scratch& scratch;
+  int64_t begin;  // from here on the statistics of the tokens are outputs of this range
 
-  // `own`: the statistics of these tokens are outputs of this range.
-  void open(int64_t begin, int64_t end, bool own) {
-    token_ = begin;
-    end_ = end;
-    own_ = own;
-    next_row();
+  EHC_SIMD void fetch(int64_t, int64_t, int64_t) const {}
+  void keep(int64_t token, int64_t stream, const GateScalars& scalars, float value_square) const {
+    if (token >= begin) save(args.gate, token, stream, scalars);
+    const int64_t at = (token - scratch.first) * args.gate.streams + stream;
+    scratch.alpha[at] = scalars.alpha;
+    scratch.beta[at] = conv_beta(scalars.alpha, value_square, args.conv.eps);
   }
-  EHC_SIMD void work() {
-    if (token_ == end_) return;
-    const int64_t hidden = args_.gate.hidden;
-    for (int p = 0; p < kTilePairs && column_ < hidden; ++p, column_ += kPair) {
-      simd::prefetch(row_.residual + column_ + kFarAhead);
-      simd::prefetch(row_.key + column_ + kFarAhead);
-      if (stream_ == 0) simd::prefetch(next_value_ + column_);
-      gate_sum_pair(sums_, row_, column_, hidden - column_);
-    }
-    if (column_ >= hidden) close_row();
-  }
-  void finish() {
-    while (token_ != end_) work();
-  }
-
- private:
-  // Elements between what is read and what is prefetched.
-  static constexpr int64_t kFarAhead = 4096;
-
-  void close_row() {
-    const GateForwardArgs& gate = args_.gate;
-    const GateScalars scalars = gate_scalars(sums_, row_, gate.hidden, gate.eps, gate.clamp);
-    if (own_) save(gate, token_, stream_, scalars);
-    const int64_t at = (token_ - scratch_.first) * gate.streams + stream_;
-    scratch_.alpha[at] = scalars.alpha;
-    scratch_.beta[at] = conv_beta(scalars.alpha, value_square_, args_.conv.eps);
-    if (++stream_ == gate.streams) {
-      stream_ = 0;
-      ++token_;
-    }
-    next_row();
-  }
-  void next_row() {
-    const GateForwardArgs& gate = args_.gate;
-    while (token_ != end_ && masked(gate.image_token_mask, token_)) ++token_;
-    if (token_ == end_) return;
-    if (stream_ == 0) {
-      value_square_ = mean_square_of_value<A>(gate, token_);
-      next_value_ = value_row<A>(gate, token_) + gate.value_token_stride;
-    }
-    row_ = gate_row<A>(gate, token_, stream_);
-    column_ = 0;
-    sums_ = GateSums{};
-  }
-
-  const LayerForwardArgs& args_;
-  const Scratch& scratch_;
-  int64_t token_ = 0, end_ = 0, stream_ = 0, column_ = 0;
-  bool own_ = false;
-  float value_square_ = 0;
-  const A* next_value_ = nullptr;
-  GateRow<A> row_{};
-  GateSums sums_;
 };
 
 template <class A>
 struct LayerOutput {
   const LayerForwardArgs& args;
   const Scratch& scratch;
-  GatesAhead<A>& ahead;
+  GatesAhead<A, const KeepScalars>& ahead;
   bool streaming;
 
   template <int kPairs>
@@ -146,18 +85,19 @@ inline void layer_range(const LayerForwardArgs& args, int64_t begin, int64_t end
   const int64_t limit =
       run_limit(args.conv, (3 * gate.streams + 2) * gate.hidden * static_cast<int64_t>(sizeof(A)));
   const PreparedWeights weights = prepared_weights(args.conv, gate.streams, gate.hidden);
-  GatesAhead<A> gates(args, scratch);
-  gates.open(first, begin, false);
+  const KeepScalars keep = {args, scratch, begin};
+  GatesAhead<A, const KeepScalars> gates(gate, keep);
+  gates.open(first, begin);
   gates.finish();
 
   RunCursor cursor(args.conv, begin, end);
   ConvRun run = cursor.next(limit);
-  gates.open(run.begin, run.end, true);
+  gates.open(run.begin, run.end);
   LayerOutput<A> output = {args, scratch, gates, streaming};
   while (run.begin < run.end) {
     gates.finish();
     const ConvRun next = cursor.next(limit);
-    gates.open(next.begin, next.end, true);
+    gates.open(next.begin, next.end);
     for (int64_t t = run.begin; t < run.end; ++t) {
       if (masked(gate.image_token_mask, t)) gate_masked_token<A>(gate, t);
     }

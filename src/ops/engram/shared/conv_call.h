@@ -1,5 +1,5 @@
-// The convolution's part of the arguments of engram.conv_fwd and engram.layer_fwd, whose structs
-// have members of the same names.
+// The convolution's part of the arguments of the operators that contain it, whose structs have
+// members of the same names.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,14 @@ ShortConv short_conv(const P& p, const Bound& bound) {
   ShortConv conv;
   conv.taps = bound["w"];
   conv.dilation = *p.dilation;
+  if constexpr (requires { p.state; }) {
+    conv.state = conv_state(p.state);
+    conv.next_state = conv_state(p.new_state);
+  }
   // Without a state no tap reaches further back than the first token; this keeps products small.
-  if (!p.state) conv.dilation = std::min(conv.dilation, std::max<int64_t>(1, bound["T"]));
+  if (conv.state.data == nullptr) {
+    conv.dilation = std::min(conv.dilation, std::max<int64_t>(1, bound["T"]));
+  }
   conv.eps = static_cast<float>(*p.conv_eps);
   conv.weight = p.conv_weight.dtype;
   conv.conv_weight = p.conv_weight.data;
@@ -31,8 +37,6 @@ ShortConv short_conv(const P& p, const Bound& bound) {
   conv.norm_weight_stream_stride = p.conv_norm_weight.stride[0];
   conv.cu_seqlens = p.cu_seqlens.template as<const int32_t>();
   conv.sequences = bound["B"];
-  conv.state = conv_state(p.state);
-  conv.next_state = conv_state(p.new_state);
   return conv;
 }
 

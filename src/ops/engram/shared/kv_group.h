@@ -15,16 +15,33 @@ constexpr auto kv_group() {
                     in<&P::value>("value", "A[T,d]").optional(), one_of("kv | key value")};
 }
 
-// A[T,n,d]
+// Their gradients, in the form in which they came.
 template <class P>
-Tensor key_of(const P& p) {
-  return p.kv ? p.kv.slice(1, 0, p.kv.shape[1] - 1) : p.key;
+constexpr auto grad_kv_group() {
+  return std::tuple{out<&P::grad_kv>("grad_kv", "A[T,n+1,d]", "kv"),
+                    out<&P::grad_key>("grad_key", "A[T,n,d]", "key"),
+                    out<&P::grad_value>("grad_value", "A[T,d]", "value")};
 }
 
-// A[T,d]
+// A[T,n,d] of A[T,n+1,d], and A[T,d]
+inline Tensor keys_of_packed(const Tensor& kv) { return kv.slice(1, 0, kv.shape[1] - 1); }
+inline Tensor value_of_packed(const Tensor& kv) { return kv.select(1, kv.shape[1] - 1); }
+
+template <class P>
+Tensor key_of(const P& p) {
+  return p.kv ? keys_of_packed(p.kv) : p.key;
+}
 template <class P>
 Tensor value_of(const P& p) {
-  return p.kv ? p.kv.select(1, p.kv.shape[1] - 1) : p.value;
+  return p.kv ? value_of_packed(p.kv) : p.value;
+}
+template <class P>
+Tensor grad_key_of(const P& p) {
+  return p.kv ? keys_of_packed(p.grad_kv) : p.grad_key;
+}
+template <class P>
+Tensor grad_value_of(const P& p) {
+  return p.kv ? value_of_packed(p.grad_kv) : p.grad_value;
 }
 
 }  // namespace ehc::engram
