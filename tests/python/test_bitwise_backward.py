@@ -22,9 +22,11 @@ def gate_case(dtype, d=97, tokens=13, mask="alternating", value_path=True):
 
 
 def layer_case(dtype, conv, tokens=14, d=37):
+    weights = {"hidden": "F32", "embed": "F32", "conv": conv, "norm": "F32"}
     return op_cases.layer_bwd(
-        *(random(), tokens, 3, d, dtype, "F32", "F32", True, conv, "F32"),
-        *("alternating", "absent", "normal"),
+        random(),
+        **{"T": tokens, "n": 3, "d": d, "dtype": dtype, "packed": True, **weights},
+        **{"mask": "alternating", "sequences": "absent", "special": "normal"},
         **{"gate acc": False, "conv acc": False},
     )
 
@@ -139,8 +141,11 @@ def token_case(name, dtype):
         )
         tokens, outputs = ["grad_kv", "embedding"], ["grad_embedding"]
     elif name == "engram.conv_bwd":
+        weights = {"weight": "F32", "norm": "F32", "w": 4, "dilation": 3}
         inputs, attrs = op_cases.conv_bwd(
-            *(random(), 20, 3, 37, dtype, "F32", "F32", 4, 3, "alternating", "absent", "normal"),
+            random(),
+            **{"T": 20, "n": 3, "d": 37, "dtype": dtype, **weights},
+            **{"mask": "alternating", "sequences": "absent", "special": "normal"},
             **{"weight acc": False, "norm acc": False},
         )
         tokens, outputs = ["grad_out", "gated_value"], ["grad_gated_value"]

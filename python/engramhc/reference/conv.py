@@ -133,7 +133,8 @@ def convolution_gradients(
     rows = normalized_rows(v, norm_weight, eps, masked)
     mixed, _ = causal_convolution(rows, weight, dilation, cu_seqlens, None)
     gate = sigmoid(mixed)
-    grad_mixed = grad * gate * (1 + mixed * (1 - gate))
+    # An image token passes nothing on, also where c is not finite.
+    grad_mixed = np.where(hidden, 0.0, grad * gate * (1 + mixed * (1 - gate)))
 
     grad_rows, grad_weight = causal_convolution_gradients(
         grad_mixed, rows, weight, dilation, cu_seqlens

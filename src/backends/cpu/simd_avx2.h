@@ -12,6 +12,8 @@ using Vec = __m256;
 inline constexpr int kLanes = 8;
 // Pairs worth taking through a long computation step by step together.
 inline constexpr int kPairsTogether = 2;
+// Whether there are load_raw and add_products: bf16 products summed in fp32 by one instruction.
+inline constexpr bool kBf16Products = false;
 struct Pair {
   Vec a, b;
 };

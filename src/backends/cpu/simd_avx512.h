@@ -12,6 +12,12 @@ using Vec = __m512;
 inline constexpr int kLanes = 16;
 // Pairs worth taking through a long computation step by step together.
 inline constexpr int kPairsTogether = 4;
+// Whether there are load_raw and add_products: bf16 products summed in fp32 by one instruction.
+#if defined(__AVX512BF16__)
+inline constexpr bool kBf16Products = true;
+#else
+inline constexpr bool kBf16Products = false;
+#endif
 struct Pair {
   Vec a, b;
 };

@@ -9,6 +9,8 @@ namespace {
 inline constexpr int kLanes = 8;
 // Pairs worth taking through a long computation step by step together.
 inline constexpr int kPairsTogether = 1;
+// Whether there are load_raw and add_products: bf16 products summed in fp32 by one instruction.
+inline constexpr bool kBf16Products = false;
 // Loops over lanes that are long code: inlined everywhere they take a minute to compile.
 #define EHC_SIMD_CALL [[gnu::noinline, maybe_unused]]
 

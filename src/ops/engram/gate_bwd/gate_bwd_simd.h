@@ -8,10 +8,21 @@
 #pragma once
 
 #include "ops/engram/gate/gate_simd.h"
+#include "ops/engram/gate_bwd/gate_bwd_args.h"
 #include "ops/engram/gate_bwd/gate_bwd_math.h"
 
 namespace ehc::engram::EHC_ISA {
 namespace {
+
+template <class A>
+EHC_SIMD A* gradient_row(const GradientRows& rows, int64_t token, int64_t stream) {
+  return static_cast<A*>(rows.data) + token * rows.token_stride + stream * rows.stream_stride;
+}
+
+template <class A>
+EHC_SIMD bool can_stream(const GradientRows& rows) {
+  return simd::rows_can_stream<A>(rows.data, rows.token_stride, rows.stream_stride);
+}
 
 // sum + grad * value, for grad_alpha; starts from zero_pair().
 EHC_SIMD simd::Pair add_grad_alpha(simd::Pair sum, simd::Pair grad, simd::Pair value) {

@@ -19,11 +19,6 @@
 namespace ehc::engram::EHC_ISA {
 namespace {
 
-template <class A>
-EHC_SIMD A* gradient_row(const GradientRows& rows, int64_t token, int64_t stream) {
-  return static_cast<A*>(rows.data) + token * rows.token_stride + stream * rows.stream_stride;
-}
-
 // Of the tokens from `first` on, [tokens, n] each.
 struct Scalars {
   GateScalars* gate;
@@ -208,7 +203,7 @@ inline void backward_chunk(const LayerBackwardArgs& args, int64_t chunk, float* 
   ConvGradient<A> of_conv(conv, source, weights, gate.hidden, sizes.run, gate.streams, scratch);
   ChunkGradient<A> gradient(args, scalars, of_conv, value_rows, weight_rows);
   const KeepGates<A> keep = {args, scalars};
-  GatesAhead<A, const KeepGates<A>> gates(gate, keep);
+  auto gates = gates_ahead<A>(gate, keep);
   const auto partials = [&](int64_t h) {
     return PartialRows{args.sums.partials.of(chunk, h), weights.row};
   };
@@ -253,12 +248,8 @@ void layer_bwd_chunks(const LayerBackwardArgs& args, int64_t begin, int64_t end,
   simd::with_activation(args.gate.gate.activation, [&](auto a) {
     using A = decltype(a);
     LayerBackwardArgs of_type = args;
-    const auto can_stream = [](const GradientRows& rows) {
-      return simd::can_stream(rows.data) && rows.token_stride * sizeof(A) % 64 == 0 &&
-             rows.stream_stride * sizeof(A) % 64 == 0;
-    };
-    of_type.gate.streaming = args.gate.streaming && can_stream(args.gate.grad_residual) &&
-                             can_stream(args.gate.grad_key);
+    of_type.gate.streaming = args.gate.streaming && can_stream<A>(args.gate.grad_residual) &&
+                             can_stream<A>(args.gate.grad_key);
     for (int64_t chunk = begin; chunk < end; ++chunk) backward_chunk<A>(of_type, chunk, scratch);
   });
 }
