@@ -47,6 +47,18 @@ EHC_SIMD float reduce_add(Pair x) { return reduce_add(add(x.a, x.b)); }
 // fp32 rows in the order of lanes that rows of A have. lane_order<A> goes there, natural_order<A>
 // back.
 template <class A>
+EHC_SIMD Pair lane_order(Pair x) {
+  if constexpr (std::is_same_v<A, Bf16>) return to_bf16_order(x);
+  return x;
+}
+
+template <class A>
+EHC_SIMD Pair natural_order(Pair x) {
+  if constexpr (std::is_same_v<A, Bf16>) return from_bf16_order(x);
+  return x;
+}
+
+template <class A>
 EHC_SIMD Pair load_f32(const float* p) {
   return lane_order<A>(load(p));
 }

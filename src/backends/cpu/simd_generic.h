@@ -167,15 +167,8 @@ EHC_SIMD void stream(A* p, Pair x) {
 }
 EHC_SIMD bool can_stream(const void*) { return false; }
 
-template <class A>
-EHC_SIMD Pair lane_order(Pair x) {
-  return x;
-}
-
-template <class A>
-EHC_SIMD Pair natural_order(Pair x) {
-  return x;
-}
+EHC_SIMD Pair to_bf16_order(Pair x) { return x; }
+EHC_SIMD Pair from_bf16_order(Pair x) { return x; }
 
 }  // namespace
 }  // namespace ehc::simd::EHC_ISA

@@ -166,17 +166,6 @@ inline void zero_row(A* row, int64_t hidden) {
   std::memset(row, 0, static_cast<size_t>(hidden) * sizeof(A));
 }
 
-template <class A>
-inline void masked_token(const GateBackwardArgs& args, int64_t token) {
-  const int64_t hidden = args.gate.hidden;
-  for (int64_t h = 0; h < args.gate.streams; ++h) {
-    std::memcpy(gradient_row<A>(args.grad_residual, token, h),
-                gradient_row<A>(args.grad_out, token, h), static_cast<size_t>(hidden) * sizeof(A));
-    zero_row(gradient_row<A>(args.grad_key, token, h), hidden);
-  }
-  zero_row(gradient_row<A>(args.grad_value, token, 0), hidden);
-}
-
 // While a stream of a group is worked on: its keys and streams to come, and of the next group what
 // the first pass reads.
 template <class A>
@@ -249,7 +238,7 @@ template <class A>
 inline void chunk_gradients(const GateBackwardArgs& args, int64_t begin, int64_t end,
                             const GradWeightRows& grad_weight) {
   for (int64_t t = begin; t < end; ++t) {
-    if (masked(args.gate.image_token_mask, t)) masked_token<A>(args, t);
+    if (masked(args.gate.image_token_mask, t)) write_image_token<A>(args, t);
   }
   if (args.streaming && can_stream<A>(args.grad_residual) && can_stream<A>(args.grad_key)) {
     group_after_group<A, true>(args, begin, end, grad_weight);

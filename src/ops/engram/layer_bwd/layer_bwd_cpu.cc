@@ -67,7 +67,7 @@ class ChunkGradient {
   void finish_stream(const GradRun& r, int64_t stream) {
     for (int64_t t = r.final_begin; t < r.final_end; ++t) {
       if (masked(gate_.image_token_mask, t)) {
-        if (stream == 0) pass_through(t);
+        if (stream == 0) write_image_token<A>(args_.gate, t);
       } else {
         value_path(r, t, stream);
       }
@@ -89,16 +89,6 @@ class ChunkGradient {
   }
 
  private:
-  void pass_through(int64_t token) const {
-    const auto bytes = static_cast<size_t>(gate_.hidden) * sizeof(A);
-    for (int64_t h = 0; h < gate_.streams; ++h) {
-      std::memcpy(gradient_row<A>(args_.gate.grad_residual, token, h),
-                  gradient_row<A>(args_.gate.grad_out, token, h), bytes);
-      std::memset(gradient_row<A>(args_.gate.grad_key, token, h), 0, bytes);
-    }
-    std::memset(gradient_row<A>(args_.gate.grad_value, token, 0), 0, bytes);
-  }
-
   // gV of a row, what it adds to grad_v, and the slopes.
   void value_path(const GradRun& r, int64_t token, int64_t stream) {
     const int64_t at = scalars_.at(token, stream);
