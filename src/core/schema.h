@@ -111,6 +111,12 @@ struct TensorSpec {
     copy.dtype_source = source;
     return copy;
   }
+  // The dtype is that of this input, whatever the list of the pattern allows.
+  constexpr TensorSpec typed_like(std::string_view input) const {
+    TensorSpec copy = dtype_from(input);
+    copy.dtype_rule = DTypeRule::given;
+    return copy;
+  }
   // Another layout of the same output under "attribute=value".
   constexpr TensorSpec or_shape(std::string_view when, std::string_view pattern_text) const {
     TensorSpec copy = *this;

@@ -36,9 +36,8 @@ constexpr auto constants() {
 template <class P>
 constexpr auto new_state() {
   return std::tuple(
-      typed_like(out<&P::new_weight>("weight", "W[rows,hd]").may_alias("weight"), "weight"),
-      typed_like(out<&P::new_momentum>("momentum", "W[rows,hd]").may_alias("momentum"),
-                 "momentum"));
+      out<&P::new_weight>("weight", "W[rows,hd]").typed_like("weight").may_alias("weight"),
+      out<&P::new_momentum>("momentum", "W[rows,hd]").typed_like("momentum").may_alias("momentum"));
 }
 
 constexpr auto kDenseTable =
