@@ -23,19 +23,6 @@ int64_t count_rows(const Tensor& indices) {
   return rows;
 }
 
-// The optimizer's step works on an update in its workspace: written once, read once by each of
-// `repeat` rounds and by the last pass.
-double bytes_of_update(const CaseInputs& inputs) {
-  const Schema& schema = inputs.op().schema;
-  if (schema.name != "engram.optimizer_step") return 0;
-  DynamicCall call(inputs.op());
-  inputs.set_attributes(call);
-  const auto repeat = static_cast<size_t>(schema.attribute_index("repeat"));
-  const auto weight = static_cast<size_t>(schema.tensor_index("weight", false));
-  const auto elements = static_cast<double>(inputs.tensors()[weight].numel());
-  return 4 * elements * static_cast<double>(2 + call.attribute(repeat).integer);
-}
-
 double seconds_of(const Context& context, const std::function<void()>& work) {
   if (context.device() == Device::cuda) {
     return cuda_timing::time_on_stream(context.device_index(), context.stream(), work);
@@ -54,7 +41,8 @@ double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs)
     const int index = schema.tensor_index(name, false);
     if (index >= 0) addresses = &inputs.tensors()[static_cast<size_t>(index)];
   }
-  double bytes = bytes_of_update(inputs);
+  const bool has_passes = schema.workspace_traffic.count > 0;
+  double bytes = has_passes ? static_cast<double>(inputs.value_of(schema.workspace_traffic)) : 0;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const TensorSpec& spec = schema.tensors[i];
     const Tensor& t = spec.is_output ? outputs[i] : inputs.tensors()[i];

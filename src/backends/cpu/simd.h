@@ -8,7 +8,8 @@
 //
 //   load, load_tail         A -> fp32; a tail reads `count` elements and fills up with +0
 //   store, store_tail       fp32 -> A, to nearest even, NaN kept, subnormals kept
-//   stream                  as store, past the caches; rows must start on a cache line (can_stream)
+//   stream                  as store, past the caches; rows must start on a cache line (can_stream,
+//                           rows_can_stream)
 //   exp_nonpositive,        at most 2, 2 and 4 ulp, never overflow inside, NaN kept; no libm, so
 //   sigmoid, add_silu       that a tail has the bits of a body filled up with zeros
 //   reduce_add              fixed tree
@@ -46,6 +47,18 @@ EHC_SIMD float reduce_add(Pair x) { return reduce_add(add(x.a, x.b)); }
 // fp32 rows in the order of lanes that rows of A have. lane_order<A> goes there, natural_order<A>
 // back.
 template <class A>
+EHC_SIMD Pair lane_order(Pair x) {
+  if constexpr (std::is_same_v<A, Bf16>) return to_bf16_order(x);
+  return x;
+}
+
+template <class A>
+EHC_SIMD Pair natural_order(Pair x) {
+  if constexpr (std::is_same_v<A, Bf16>) return from_bf16_order(x);
+  return x;
+}
+
+template <class A>
 EHC_SIMD Pair load_f32(const float* p) {
   return lane_order<A>(load(p));
 }
@@ -80,22 +93,21 @@ EHC_SIMD void store_some(A* p, Pair x, int64_t count, bool streaming) {
 // sum + x^2 over the first `count` elements at p, at most a pair of them.
 template <class A>
 EHC_SIMD Pair add_squares(Pair sum, const A* p, int64_t count) {
-#if defined(__AVX512BF16__)
-  if constexpr (std::is_same_v<A, Bf16>) {
-    return add_products(sum, load_raw(p, count), load_raw(p, count));
+  if constexpr (kBf16Products && std::is_same_v<A, Bf16>) {
+    const auto x = load_raw(p, count);
+    return add_products(sum, x, x);
+  } else {
+    const Pair x = load_some(p, count);
+    return fma(x, x, sum);
   }
-#endif
-  const Pair x = load_some(p, count);
-  return fma(x, x, sum);
 }
 
 // The sum of squares of a row whose pairs were added to `sum` by add_squares.
 template <class A>
 EHC_SIMD float square_sum(Pair sum, const A* row, int64_t hidden) {
   float squares = reduce_add(sum);
-#if defined(__AVX512BF16__)
-  // The instruction takes subnormal squares for zero, which in a row of nothing larger shows.
-  if (std::is_same_v<A, Bf16> && squares < 0x1p-80f) [[unlikely]] {
+  // The product instruction takes subnormals for zero, which in a row of nothing larger shows.
+  if (kBf16Products && std::is_same_v<A, Bf16> && squares < 0x1p-80f) [[unlikely]] {
     sum = zero_pair();
     for (int64_t i = 0; i < hidden; i += kPair) {
       const Pair x = load_some(row + i, hidden - i);
@@ -103,9 +115,6 @@ EHC_SIMD float square_sum(Pair sum, const A* row, int64_t hidden) {
     }
     squares = reduce_add(sum);
   }
-#else
-  static_cast<void>(row), static_cast<void>(hidden);
-#endif
   return squares;
 }
 
@@ -115,6 +124,13 @@ EHC_SIMD float square_sum(const A* row, int64_t hidden) {
   Pair sum = zero_pair();
   for (int64_t i = 0; i < hidden; i += kPair) sum = add_squares(sum, row + i, hidden - i);
   return square_sum(sum, row, hidden);
+}
+
+// Whether all rows of a tensor of A start on a cache line.
+template <class A>
+EHC_SIMD bool rows_can_stream(const void* rows, int64_t token_stride, int64_t stream_stride) {
+  return can_stream(rows) && token_stride * sizeof(A) % 64 == 0 &&
+         stream_stride * sizeof(A) % 64 == 0;
 }
 
 // The value that a reader of the stored A sees.

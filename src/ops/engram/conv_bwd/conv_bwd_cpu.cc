@@ -123,9 +123,9 @@ inline void backward_item(const ConvBackwardArgs& args, int64_t item, float* scr
                               args.grad_stream_stride};
   source.value.scale -= stream;
   ConvGradient<A> gradient(f.conv, source, weights, f.hidden, limit, 1, scratch);
-  const bool streaming = f.streaming && simd::can_stream(args.grad_value) &&
-                         args.grad_value_token_stride * sizeof(A) % 64 == 0 &&
-                         args.grad_value_stream_stride * sizeof(A) % 64 == 0;
+  const bool streaming =
+      f.streaming && simd::rows_can_stream<A>(args.grad_value, args.grad_value_token_stride,
+                                              args.grad_value_stream_stride);
   RowsAhead<A> ahead(source, f.hidden, f.conv.eps, scale);
 
   if (conv_bwd_in_tiles(history)) {

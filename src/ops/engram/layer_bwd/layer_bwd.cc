@@ -10,18 +10,12 @@
 #include "ops/engram/layer_bwd/layer_bwd_args.h"
 #include "ops/engram/shared/conv_bwd_call.h"
 #include "ops/engram/shared/gate_bwd_call.h"
+#include "ops/engram/shared/gate_bwd_reference.h"
 #include "ops/engram/shared/layer_bwd_reference.h"
 #include "ops/engram/shared/sequences.h"
 #include "ops/engram/shared/token_chunks.h"
 
 namespace ehc::engram {
-
-template <class Real>
-void gate_bwd_reference_tokens(const GateBackwardArgs& args, Real* slopes, int64_t begin,
-                               int64_t end);
-template <class Real>
-void gate_bwd_reference_chunk(const GateBackwardArgs& args, const Real* slopes, int64_t begin,
-                              int64_t end, const GradWeightRows& grad_weight);
 
 namespace {
 

@@ -19,11 +19,6 @@
 namespace ehc::engram::EHC_ISA {
 namespace {
 
-template <class A>
-EHC_SIMD A* gradient_row(const GradientRows& rows, int64_t token, int64_t stream) {
-  return static_cast<A*>(rows.data) + token * rows.token_stride + stream * rows.stream_stride;
-}
-
 // Of the tokens from `first` on, [tokens, n] each.
 struct Scalars {
   GateScalars* gate;
@@ -72,7 +67,7 @@ class ChunkGradient {
   void finish_stream(const GradRun& r, int64_t stream) {
     for (int64_t t = r.final_begin; t < r.final_end; ++t) {
       if (masked(gate_.image_token_mask, t)) {
-        if (stream == 0) pass_through(t);
+        if (stream == 0) write_image_token<A>(args_.gate, t);
       } else {
         value_path(r, t, stream);
       }
@@ -94,16 +89,6 @@ class ChunkGradient {
   }
 
  private:
-  void pass_through(int64_t token) const {
-    const auto bytes = static_cast<size_t>(gate_.hidden) * sizeof(A);
-    for (int64_t h = 0; h < gate_.streams; ++h) {
-      std::memcpy(gradient_row<A>(args_.gate.grad_residual, token, h),
-                  gradient_row<A>(args_.gate.grad_out, token, h), bytes);
-      std::memset(gradient_row<A>(args_.gate.grad_key, token, h), 0, bytes);
-    }
-    std::memset(gradient_row<A>(args_.gate.grad_value, token, 0), 0, bytes);
-  }
-
   // gV of a row, what it adds to grad_v, and the slopes.
   void value_path(const GradRun& r, int64_t token, int64_t stream) {
     const int64_t at = scalars_.at(token, stream);
@@ -208,7 +193,7 @@ inline void backward_chunk(const LayerBackwardArgs& args, int64_t chunk, float* 
   ConvGradient<A> of_conv(conv, source, weights, gate.hidden, sizes.run, gate.streams, scratch);
   ChunkGradient<A> gradient(args, scalars, of_conv, value_rows, weight_rows);
   const KeepGates<A> keep = {args, scalars};
-  GatesAhead<A, const KeepGates<A>> gates(gate, keep);
+  auto gates = gates_ahead<A>(gate, keep);
   const auto partials = [&](int64_t h) {
     return PartialRows{args.sums.partials.of(chunk, h), weights.row};
   };
@@ -253,12 +238,8 @@ void layer_bwd_chunks(const LayerBackwardArgs& args, int64_t begin, int64_t end,
   simd::with_activation(args.gate.gate.activation, [&](auto a) {
     using A = decltype(a);
     LayerBackwardArgs of_type = args;
-    const auto can_stream = [](const GradientRows& rows) {
-      return simd::can_stream(rows.data) && rows.token_stride * sizeof(A) % 64 == 0 &&
-             rows.stream_stride * sizeof(A) % 64 == 0;
-    };
-    of_type.gate.streaming = args.gate.streaming && can_stream(args.gate.grad_residual) &&
-                             can_stream(args.gate.grad_key);
+    of_type.gate.streaming = args.gate.streaming && can_stream<A>(args.gate.grad_residual) &&
+                             can_stream<A>(args.gate.grad_key);
     for (int64_t chunk = begin; chunk < end; ++chunk) backward_chunk<A>(of_type, chunk, scratch);
   });
 }
