@@ -61,7 +61,7 @@ def split_bounds(width: int, splits: int) -> list[tuple[int, int]]:
 def prenorm_gemm(
     residual: Tensor, fn: Tensor, *, splits: int = 0, groups: int = 1, precision: str = "fp32"
 ) -> dict[str, Tensor]:
-    """mul[t, j] = sum_k x[t, k] fn[j, k] and sqr[t] = sum_k x[t, k]^2. The K axis is cut into splits
+    """mul[t, j] = sum_k x[t, k] fn[j, k], sqr[t] = sum_k x[t, k]^2. The K axis is cut into splits
     and into groups, entry (s, g) is of the columns in both. splits = 0 is one split here.
 
     residual [T, n, d], fn [M, K] (merged)
