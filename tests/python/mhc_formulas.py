@@ -1,5 +1,5 @@
-"""Plain float64 forward formulas of the mHC operators, from the contract's text and in its notation:
-maps of the streams as H_res = comb^T, the norm before the product. For finite differences.
+"""Plain float64 forward formulas of the mHC operators, for finite differences. Written as the text
+of the contract has them: maps of the streams as H_res = comb^T, the norm before the product.
 """
 
 import numpy as np

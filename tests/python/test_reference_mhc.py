@@ -335,7 +335,7 @@ def test_norm_fn(tokens, n, d, rows, groups):
 @pytest.mark.parametrize("rms", ["mean", "norm"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_projection_end_to_end(rms, groups):
-    """merge, product, reduce against the formula with the norm before the product; backwards too."""
+    """merge, product, reduce against the formula that norms before the product; backwards too."""
     g = random(13)
     tokens, n, d, rows = 3, 4, 3, 8
     arrays = {

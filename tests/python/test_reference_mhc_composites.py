@@ -285,7 +285,7 @@ def close(got, wanted):
 
 
 def mix_by_parts(tensors, residual, attrs, splits=1):
-    """merge, product, reduce, split, Sinkhorn: all that a pre with save returns but its collapse."""
+    """merge, product, reduce, split, Sinkhorn: all that pre saves, and its partials."""
     fn = tensors["fn"]
     if "norm_weight" in tensors:
         fn = run("mhc.merge_fwd", chosen(tensors, "fn", "norm_weight"))["fn_merged"]

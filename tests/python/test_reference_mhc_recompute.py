@@ -86,7 +86,7 @@ def test_recompute_refuses_other_lists(change):
 
 
 def best_blocks(layers, n, d, stages):
-    """By trying all lengths: cost, length and starts of the cheapest one, the shortest of equals."""
+    """By trying all: cost, length and starts of the cheapest length, the shortest of equals."""
     found = []
     for length in range(1, max(stages) + 1):
         starts, first = [], 0
