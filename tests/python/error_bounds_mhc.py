@@ -50,7 +50,7 @@ def _largest(array):
 def _step_units(logits, repeat):
     """Units of the largest entry, of all half-steps together."""
     spread = _largest(logits - logits.max(axis=-1, keepdims=True))
-    return (8 + 2 * np.sqrt(2 * repeat) + 2 * np.minimum(spread, 1e3)) * UNIT
+    return (4 + np.sqrt(2 * repeat) + np.minimum(spread, 1e3)) * UNIT
 
 
 def sinkhorn(mix, logits):
@@ -63,7 +63,7 @@ def sinkhorn(mix, logits):
 def sinkhorn_gradient(mix, grad, logits):
     (upstream, grad_error), (value, error) = parts(grad), parts(logits)
     gradient = Mix.comb_gradient(mix, upstream, value)
-    units = 2 * _step_units(value, mix.repeat) + 16 * _largest(error)
+    units = _step_units(value, mix.repeat) + 16 * _largest(error)
     bound = units * _largest(upstream) + 4 * _largest(grad_error)
     return Approximate(gradient, bound + np.zeros(gradient.shape))
 
