@@ -102,7 +102,7 @@ class Mix:
 
     @staticmethod
     def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-        """What is rounded between steps goes through here."""
+        """All rounding between steps, for who wants to follow it."""
         return nearest(array, dtype)
 
     def comb(self, logits: np.ndarray) -> np.ndarray:
@@ -170,7 +170,7 @@ class Sublayer(Mix):
     def product_gradients(
         self, grad_mixes: np.ndarray, state: Arrays, x: np.ndarray, factors: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Of x [..., K] and of the factors [N, K]; TF32 leaves the token's side as it is."""
+        """Of x [..., K] and of the factors [N, K]; `grad_mixes` is not rounded to TF32."""
         return project_gradients(grad_mixes, state, x, factors, single(self.norm_eps), self.rms)
 
     def backward(
