@@ -1,7 +1,8 @@
 // engram.gate_bwd on SIMD lanes.
 //
-//   grad_x = round(go + slope * (k * wf - x * D rx^2/d))   grad_k = round(slope * (x * wf - k * D
-//   rk^2/d)) grad_v = round(sum_h alpha * gp)                       grad_wf = sum_t slope * x * k
+//   grad_x = round(go + slope * (k * wf - x * D rx^2/d))
+//   grad_k = round(slope * (x * wf - k * D rk^2/d))
+//   grad_v = round(sum_h alpha * gp), grad_wf = sum_t slope * x * k
 //   go, gp, x, k, grad_x, grad_k A[T,n,d]; v, grad_v A[T,d]; wf, grad_wf F32[n,d]
 //
 // Bytes: (10n+4)d a token in 16-bit types, 16n of statistics.
