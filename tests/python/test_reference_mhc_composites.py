@@ -420,19 +420,38 @@ def mix_backward_by_parts(tensors, streams, attrs, running, **grads):
     return out | run("mhc.split_bwd_reduce", split)
 
 
+def norm_backward_by_hand(grad, row, tensors, attrs):
+    """Gradients of the collapsed row, rounded, and of the weight of its RMSNorm."""
+    x, w = row.decode(), tensors["layer_norm_weight"].decode()
+    rms = np.sqrt(
+        np.mean(x**2, axis=-1, keepdims=True) + float(np.float32(attrs["layer_norm_eps"]))
+    )
+    normed, scaled = x / rms, grad.decode() * w
+    of_row = (scaled - normed * np.mean(scaled * normed, axis=-1, keepdims=True)) / rms
+    return encode(of_row, row.dtype), encode(np.sum(grad.decode() * normed, axis=0), "F32")
+
+
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
-def test_chain_is_the_unfused_backward(dtype):
-    tensors, attrs = call_of(dtype)
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_chain_is_the_unfused_backward(dtype, layer_norm):
+    tensors, attrs = call_of(dtype, layer_norm)
     grads = gradients_of(tensors, dtype, "layer_input", "post", "comb", "residual")
     target = grads.pop("grad_residual")
     inputs = {**chosen(tensors, "residual", *PARAMETERS), **grads, "grad_residual_acc": target}
     chain = run("mhc.pre_bwd", inputs, {**attrs, "rounding": "chain"})
 
     state, _ = mix_by_parts(tensors, tensors["residual"], attrs)
-    collapse = {**chosen(tensors, "residual"), "pre": state["pre"], "grad_residual_acc": target}
-    back = run("mhc.pre_apply_bwd", {**collapse, **chosen(grads, "grad_layer_input")})
+    collapse = {**chosen(tensors, "residual"), "pre": state["pre"]}
+    wanted = {}
+    if layer_norm:
+        row = run("mhc.pre_apply_fwd", collapse)["layer_input"]
+        grads["grad_layer_input"], wanted["grad_layer_norm_weight"] = norm_backward_by_hand(
+            grads["grad_layer_input"], row, tensors, attrs
+        )
+    collapse |= {**chosen(grads, "grad_layer_input"), "grad_residual_acc": target}
+    back = run("mhc.pre_apply_bwd", collapse)
     grads |= {"grad_pre": back["grad_pre"]}
-    wanted = mix_backward_by_parts(
+    wanted |= mix_backward_by_parts(
         tensors, tensors["residual"], attrs, back["grad_residual"], **grads
     )
     close(chain, wanted)
@@ -641,6 +660,14 @@ def test_tf32_of_broadcast_rounds_after_the_sum():
     low = {**attrs, "precision": "tf32", "save": True}
     mul = run("mhc.seam_broadcast_fwd", inputs, low)["mul"]
     agree(mul, tensors["layer_output"].decode() @ nearest(total, "TF32").T, absolute=0.0)
+
+
+def test_broadcast_sums_streams_in_f32():
+    """1 + 2^-11 is a tie of TF32; 2^-25 more would decide it, but is lost in the F32 sum."""
+    inputs = {"hidden": np.ones((1, 1)), "fn": np.tile([1 + 2.0**-11, 2.0**-25], (8, 1))}
+    inputs |= {"scale": np.ones(3), "base": np.zeros(8)}
+    low = {**TRAIN, "precision": "tf32", "save": True}
+    assert np.all(run("mhc.seam_broadcast_fwd", singles(inputs), low)["mul"].decode() == 1)
 
 
 # --- a stack of sublayers ------------------------------------------------------------------------
