@@ -45,9 +45,9 @@ struct ConvPartials {
 struct ConvSumArgs {
   DType activation = DType::none;
   int64_t hidden = 0;
-  const float* prepared = nullptr;
   ConvPartials partials;
   ConvWeightGradient of_taps, of_norm;
+  const float* prepared = nullptr;
 };
 
 struct ConvBackwardArgs {

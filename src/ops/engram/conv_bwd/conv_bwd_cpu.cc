@@ -1,8 +1,8 @@
 // engram.conv_bwd on SIMD lanes.
 //
 //   gc = G silu'(c), gu[t] = sum_j W[w-1-j] gc[t + j*dilation], gV = G + r (g gu - n mean(g gu n))
-//   gW[w-1-j] = sum_t gc[t] u[t - j*dilation], gg = sum_t gu n        n = V r, u = n g
-//   V, G, gV A[T,n,d]; partial sums F32[P,n,w+1,d], P a function of T
+//   S[w-1-j] = sum_t gc[t] n[t - j*dilation], gW[k] = g S[k], gg = sum_k W[k] S[k]     n = V r
+//   V, G, gV A[T,n,d]; partial sums S F32[P,n,w,d], P a function of T
 //
 // Bytes: 6nd a token in 16-bit types: V, G read once, gV written once.
 // Algorithm: a chunk of tokens and a stream at a time, in runs whose rows fit in the second-level

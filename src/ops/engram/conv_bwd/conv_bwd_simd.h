@@ -86,8 +86,13 @@ class ConvGradient {
     }
     float* carry = carry_ + turn * history_ * weights_.row;
     for (int64_t i = 0; i < hidden_; i += kPair) {
-      tile({r, stream, i, hidden_ - i, folded_tap(weights_, 0, stream) + i,
-            weights_.streams * weights_.row, {partials.data + i, partials.row}},
+      tile({r,
+            stream,
+            i,
+            hidden_ - i,
+            folded_tap(weights_, 0, stream) + i,
+            weights_.streams * weights_.row,
+            {partials.data + i, partials.row}},
            carry + i * history_, ahead);
     }
   }
@@ -167,8 +172,7 @@ class ConvGradient {
   EHC_SIMD void tile(const Tile& tile, float* carry, Ahead& ahead) {
     const GradRun& r = tile.r;
     const int64_t before = r.run.begin - history_;
-    fill(tile, before > r.run.start ? before : r.run.start, r.run.begin);
-    fill(tile, r.run.begin, r.run.end);
+    fill(tile, before > r.run.start ? before : r.run.start, r.run.end);
     if (!r.fresh) copy_rows(grad_conv_, carry, history_);
     const bool four = conv_.taps == 4;
     four ? convolve<4>(tile) : convolve<0>(tile);
@@ -201,7 +205,8 @@ class ConvGradient {
   template <int kTaps>
   EHC_SIMD void convolve(const Tile& tile) {
     const GradRun& r = tile.r;
-    const int64_t step = conv_.dilation * kPair, taps = conv_.taps, length = r.run.end - r.run.begin;
+    const int64_t step = conv_.dilation * kPair, taps = conv_.taps,
+                  length = r.run.end - r.run.begin;
     const float* normal = normals_ + tile_row(r, r.run.begin);
     float* c = grad_conv_ + tile_row(r, r.run.begin);
     Pair tap[kTaps + 1];

@@ -251,10 +251,10 @@ void run_reference(const Call& call) {
 }
 
 constexpr Implementation kImplementations[] = {
-#define EHC_LIST(isa)                                                         \
-  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>,                   \
+#define EHC_LIST(isa)                                                             \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>,                       \
    &run_cpu<&isa::gate_bwd_chunk, &isa::conv_bwd_prepare, &isa::layer_bwd_chunks, \
-            &isa::conv_bwd_sums>,                                             \
+            &isa::conv_bwd_sums>,                                                 \
    &cpu_workspace},
     EHC_EACH_ISA(EHC_LIST)
 #undef EHC_LIST
