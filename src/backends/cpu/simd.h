@@ -214,17 +214,19 @@ EHC_SIMD void add_silu(const Pair* x, Pair* y) {
 template <int kPairs>
 EHC_SIMD void silu_slope(const Pair* x, Pair* slope) {
   constexpr int kCount = 2 * kPairs;
-  Vec in[kCount], denominator[kCount], e[kCount], s[kCount], r[kCount], q[kPairs];
+  Vec in[kCount], denominator[kCount], e[kCount], q[kPairs];
+  Vec large[kCount], small[kCount], s[kCount], rest[kCount];
   for (int i = 0; i < kPairs; ++i) in[2 * i] = x[i].a, in[2 * i + 1] = x[i].b;
   EHC_EACH denominator[i] = minus_magnitude(in[i], 104.0f);
   exp_bounded<kPowerBits, kCount>(denominator, e);
   EHC_EACH denominator[i] = add(splat(1.0f), e[i]);
   for (int i = 0; i < kPairs; ++i) q[i] = mul(denominator[2 * i], denominator[2 * i + 1]);
   for (int i = 0; i < kPairs; ++i) q[i] = div(splat(1.0f), q[i]);
-  EHC_EACH s[i] = select_negative(in[i], e[i], splat(1.0f));
-  EHC_EACH in[i] = mul(in[i], select_negative(in[i], splat(1.0f), e[i]));
-  EHC_EACH r[i] = mul(q[i / 2], denominator[i ^ 1]);
-  EHC_EACH s[i] = mul(mul(s[i], r[i]), fma(in[i], r[i], splat(1.0f)));
+  EHC_EACH large[i] = mul(q[i / 2], denominator[i ^ 1]);
+  EHC_EACH small[i] = mul(e[i], large[i]);
+  EHC_EACH rest[i] = select_negative(in[i], large[i], small[i]);
+  EHC_EACH s[i] = select_negative(in[i], small[i], large[i]);
+  EHC_EACH s[i] = mul(s[i], fma(in[i], rest[i], splat(1.0f)));
   for (int i = 0; i < kPairs; ++i) slope[i] = {s[2 * i], s[2 * i + 1]};
 }
 #undef EHC_EACH

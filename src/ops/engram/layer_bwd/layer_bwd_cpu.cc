@@ -3,7 +3,7 @@
 //   gV: conv_bwd_cpu.cc with V = alpha * v and G = grad_out; n = v * beta
 //   grad_alpha = sum gV v, grad_v = round(sum_h alpha gV), then grad_x, grad_k, grad_wf as in
 //   gate_bwd_cpu.cc with grad_out for the residual path
-//   x, k, G, grad_x, grad_k A[T,n,d]; v, grad_v A[T,d]; partial sums F32[P,n,d] and [P,n,w+1,d]
+//   x, k, G, grad_x, grad_k A[T,n,d]; v, grad_v A[T,d]; partial sums F32[P,n,d] and [P,n,w,d]
 //
 // Bytes: (10n+4)d a token in 16-bit types; x and k are read a second time, from cache.
 // Algorithm: a chunk of tokens at a time, in runs, stream by stream: the convolution's tiles leave
@@ -18,6 +18,9 @@
 
 namespace ehc::engram::EHC_ISA {
 namespace {
+
+// Pairs of columns worked on together once gV is known.
+inline constexpr int kStreamPairs = simd::kPairsTogether >= 4 ? 2 : 1;
 
 // Of the tokens from `first` on, [tokens, n] each.
 struct Scalars {
@@ -73,8 +76,8 @@ class ChunkGradient {
       }
     }
     int64_t i = 0;
-    for (; i + kGradPairs * kPair <= gate_.hidden; i += kGradPairs * kPair) {
-      stream_tile<kGradPairs>(r, stream, i, kPair);
+    for (; i + kStreamPairs * kPair <= gate_.hidden; i += kStreamPairs * kPair) {
+      stream_tile<kStreamPairs>(r, stream, i, kPair);
     }
     for (; i < gate_.hidden; i += kPair) stream_tile<1>(r, stream, i, gate_.hidden - i);
   }
