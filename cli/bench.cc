@@ -29,10 +29,9 @@ double bytes_of_update(const CaseInputs& inputs) {
   const Schema& schema = inputs.op().schema;
   if (schema.name != "engram.optimizer_step") return 0;
   DynamicCall call(inputs.op());
-  inputs.set_attributes(call);
+  inputs.prepare(call);
   const auto repeat = static_cast<size_t>(schema.attribute_index("repeat"));
-  const auto weight = static_cast<size_t>(schema.tensor_index("weight", false));
-  const auto elements = static_cast<double>(inputs.tensors()[weight].numel());
+  const auto elements = static_cast<double>(inputs.input("weight")->numel());
   return 4 * elements * static_cast<double>(2 + call.attribute(repeat).integer);
 }
 
@@ -48,15 +47,11 @@ double seconds_of(const Context& context, const std::function<void()>& work) {
 }  // namespace
 
 double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs) {
-  const Schema& schema = inputs.op().schema;
-  const Tensor* addresses = nullptr;
-  for (const std::string_view name : {"indices", "ids"}) {
-    const int index = schema.tensor_index(name, false);
-    if (index >= 0) addresses = &inputs.tensors()[static_cast<size_t>(index)];
-  }
+  const Tensor* addresses = inputs.input("ids");
+  if (addresses == nullptr) addresses = inputs.input("indices");
   double bytes = bytes_of_update(inputs);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const TensorSpec& spec = schema.tensors[i];
+    const TensorSpec& spec = inputs.spec_of(i);
     const Tensor& t = spec.is_output ? outputs[i] : inputs.tensors()[i];
     if (!t.present()) continue;
     const Expression first = spec.shape.rank > 0 ? spec.shape.dims[0] : Expression{};
@@ -74,7 +69,6 @@ double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs)
 }
 
 BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context_(context) {
-  const Schema& schema = inputs.op().schema;
   const auto copies = [&] {
     if (inputs.line().get("resident") == "true") return 1;
     const double fit = kWorkingSet / std::max(1.0, bytes_);
@@ -83,9 +77,9 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
   size_t workspace = 0;
   for (int copy = 0; copy == 0 || copy < copies(); ++copy) {
     DynamicCall& call = calls_.emplace_back(inputs.op());
-    inputs.set_attributes(call);
-    for (size_t i = 0; i < schema.tensors.size(); ++i) {
-      if (!schema.tensors[i].is_output) call.tensor(i) = inputs.tensors()[i];
+    inputs.prepare(call);
+    for (size_t i = 0; i < call.slots(); ++i) {
+      if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
     }
     const std::vector<Tensor> made = call.outputs();
     const auto place = [&](size_t i, const Tensor& like, const void* data) {
@@ -101,11 +95,10 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
       t.device = context_.device();
       t.device_index = static_cast<int8_t>(context_.device_index());
     };
-    for (size_t i = 0; i < schema.tensors.size(); ++i) {
-      if (!schema.tensors[i].is_output && inputs.tensors()[i].present()) {
-        place(i, inputs.tensors()[i], inputs.tensors()[i].data);
-      }
-      if (schema.tensors[i].is_output && made[i].present()) place(i, made[i], nullptr);
+    for (size_t i = 0; i < call.slots(); ++i) {
+      const Tensor& input = inputs.tensors()[i];
+      if (!call.spec_of(i).is_output && input.present()) place(i, input, input.data);
+      if (call.spec_of(i).is_output && made[i].present()) place(i, made[i], nullptr);
     }
     for (const auto& [output, input] : call.shared_memory()) {
       if (made[output].present()) call.tensor(output) = call.tensor(input);
@@ -154,9 +147,9 @@ Timing BenchCase::time(const std::string& implementation, double seconds) {
 CallCost time_call(const CaseInputs& inputs, Context& context) {
   const Operator& op = inputs.op();
   DynamicCall call(op);
-  inputs.set_attributes(call);
-  for (size_t i = 0; i < op.schema.tensors.size(); ++i) {
-    if (!op.schema.tensors[i].is_output) call.tensor(i) = inputs.tensors()[i];
+  inputs.prepare(call);
+  for (size_t i = 0; i < call.slots(); ++i) {
+    if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
   }
   std::vector<Buffer> memory;
   const std::vector<Tensor> made = call.outputs();

@@ -1,6 +1,7 @@
 // Timing of cases.
 #pragma once
 
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,7 @@ class BenchCase {
  private:
   Context context_;
   double bytes_ = 0;
-  std::vector<DynamicCall> calls_;
+  std::deque<DynamicCall> calls_;
   std::vector<Buffer> memory_;
   Buffer workspace_;
 };

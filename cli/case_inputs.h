@@ -19,25 +19,35 @@ class CaseInputs {
 
   [[nodiscard]] const Operator& op() const { return op_; }
   [[nodiscard]] const CaseLine& line() const { return line_; }
-  // By tensor index: contiguous host tensors, or absent ones.
+  // By slot (see DynamicCall): contiguous host tensors, or absent ones.
   [[nodiscard]] const std::vector<Tensor>& tensors() const { return tensors_; }
+  [[nodiscard]] const TensorSpec& spec_of(size_t slot) const {
+    return op_.schema.tensors[slots_[slot].position];
+  }
+  [[nodiscard]] std::string name_of(size_t slot) const {
+    return spec_of(slot).name_of(slots_[slot].element);
+  }
+  // An input that is no list; null when it is absent or unknown.
+  [[nodiscard]] const Tensor* input(std::string_view name) const;
   // Tokens of the case, all leading dimensions multiplied.
   [[nodiscard]] int64_t tokens() const { return value_of(symbol("T")); }
   [[nodiscard]] int lead_rank() const { return static_cast<int>(lead_.size()); }
   // 0 when the case does not have the symbol.
   [[nodiscard]] int64_t value_of(Symbol s) const { return values_.has(s) ? values_.value[s] : 0; }
 
-  // Sets the case's attributes; inputs are the caller's to place.
-  void set_attributes(DynamicCall& call) const;
+  // Sets the case's attributes and the lengths of its lists; inputs are the caller's to place.
+  void prepare(DynamicCall& call) const;
 
  private:
   void read_settings();
   void choose_inputs();
   void relate_symbols();
-  void make_tensor(size_t index);
-  void fill(size_t index);
-  void fill_integers(size_t index, uint64_t seed);
-  void fill_floats(size_t index, uint64_t seed);
+  void number_slots();
+  void set_attributes(DynamicCall& call) const;
+  void make_tensor(size_t slot);
+  void fill(size_t slot);
+  void fill_integers(size_t slot, uint64_t seed);
+  void fill_floats(size_t slot, uint64_t seed);
   void hide_masked_rows();
   [[nodiscard]] int64_t dimension(const Expression& e) const;
   [[noreturn]] void fail_case(const std::string& what) const;
@@ -47,9 +57,14 @@ class CaseInputs {
   std::vector<std::pair<std::string, std::string>> attributes_;
   SymbolValues values_;
   std::vector<int64_t> lead_;  // the dimensions that T stands for
-  std::vector<bool> present_;  // by tensor index
-  std::vector<DType> dtypes_;  // chosen by the case, or none
-  std::vector<Tensor> tensors_;
+  std::vector<bool> present_;  // by position in the table
+  std::vector<DType> dtypes_;  // by position; chosen by the case, or none
+  struct Slot {
+    size_t position;
+    size_t element;
+  };
+  std::vector<Slot> slots_;
+  std::vector<Tensor> tensors_;  // by slot
   std::vector<Buffer> memory_;
 };
 

@@ -61,11 +61,11 @@ std::string first_difference(const Tensor& a, const Tensor& b) {
 double worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
 // Empty when all outputs have the same bits.
-std::string differing_bits(const Schema& schema, const RunResult& a, const RunResult& b) {
+std::string differing_bits(const CaseInputs& inputs, const RunResult& a, const RunResult& b) {
   for (size_t i = 0; i < a.outputs.size(); ++i) {
     const std::string where = first_difference(a.outputs[i].tensor, b.outputs[i].tensor);
     if (!where.empty()) {
-      return fmt::format("'{}' {}", schema.tensors[a.outputs[i].index].name, where);
+      return fmt::format("'{}' {}", inputs.name_of(a.outputs[i].slot), where);
     }
   }
   return {};
@@ -195,7 +195,7 @@ void Checker::check_values(const CaseInputs& inputs, const RunResult& reference,
       tolerance.abs =
           std::min(most, std::max(slack * tolerance.abs, slack * 4 * scales[i].f32_error));
     }
-    const std::string name(op_.schema.tensors[got.outputs[i].index].name);
+    const std::string name = inputs.name_of(got.outputs[i].slot);
     const Comparison c = compare(got.outputs[i].tensor, want, tolerance, false);
     if (scales[i].largest > 0) {
       row.worst_error = worse(row.worst_error, c.max_error / scales[i].largest);
@@ -224,7 +224,7 @@ void Checker::check_threads(const CaseInputs& inputs, const RunResult& base, Che
     const RunResult again = run_case(inputs, inputs.tensors(), context(threads),
                                      {row.implementation, Layout::contiguous, poison++});
     if (!sound(inputs, again, row)) continue;
-    const std::string what = differing_bits(op_.schema, base, again);
+    const std::string what = differing_bits(inputs, base, again);
     if (!what.empty()) {
       return fail_row(inputs.line(), row,
                       fmt::format("{} with other memory and {} threads", what, threads));
@@ -246,7 +246,7 @@ void Checker::check_layouts(const CaseInputs& inputs, const RunResult& base, Che
           run_case(inputs, inputs.tensors(), context(1), {row.implementation, layout, 0x5a});
       if (!other.refusal.empty()) continue;
       std::string what = other.damage;
-      if (what.empty()) what = differing_bits(op_.schema, base, other);
+      if (what.empty()) what = differing_bits(inputs, base, other);
       if (!what.empty()) fail_row(line, row, fmt::format("{} in layout {}", what, name_of(layout)));
     } catch (const Error& e) {
       fail_row(line, row, e.what());
@@ -260,18 +260,27 @@ void Checker::check_layouts(const CaseInputs& inputs, const RunResult& base, Che
   }
 }
 
+// A contiguous copy of a host tensor, in memory that `memory` keeps.
+Tensor compact(const Tensor& view, std::vector<std::vector<std::byte>>& memory) {
+  memory.emplace_back(bytes_of(view));
+  Tensor copy(memory.back().data(), view.dtype, view.shape, view.rank);
+  for_each_row(view, [&](size_t from, size_t to, size_t bytes) {
+    std::memcpy(copy.as<std::byte>() + to, view.as<std::byte>() + from, bytes);
+  });
+  return copy;
+}
+
 // The first, a middle and the last token, each in a call of its own.
 void Checker::check_single_tokens(const CaseInputs& inputs, const RunResult& base, CheckRow& row) {
-  const Schema& schema = op_.schema;
   const int64_t tokens = inputs.tokens();
-  if (tokens < 2 || inputs.lead_rank() > 1 || !tokens_are_independent(schema)) return;
+  if (tokens < 2 || inputs.lead_rank() > 1 || !tokens_are_independent(op_.schema)) return;
   for (const int64_t t : {int64_t{0}, tokens / 2, tokens - 1}) {
     std::vector<Tensor> alone = inputs.tensors();
     std::vector<std::vector<std::byte>> memory;
     for (size_t i = 0; i < alone.size(); ++i) {
-      const int axis = token_axis(schema.tensors[i].shape);
+      const int axis = token_axis(inputs.spec_of(i).shape);
       if (!alone[i].present() || axis < 0) continue;
-      alone[i] = alone[i].slice(axis, t, t + 1);
+      alone[i] = compact(alone[i].slice(axis, t, t + 1), memory);
     }
     const RunResult single =
         run_case(inputs, alone, context(1), {row.implementation, Layout::contiguous, 0x6b});
@@ -279,22 +288,15 @@ void Checker::check_single_tokens(const CaseInputs& inputs, const RunResult& bas
     RunResult slice;
     for (const RunResult::Output& output : base.outputs) {
       // The table's second layout puts T elsewhere: find the axis by the shapes themselves.
-      int axis = token_axis(schema.tensors[output.index].shape);
+      int axis = token_axis(inputs.spec_of(output.slot).shape);
       const Tensor& one = single.outputs[slice.outputs.size()].tensor;
       for (int k = 0; k < one.rank; ++k) {
         if (one.shape[k] != output.tensor.shape[k]) axis = k;
       }
-      const Tensor view = output.tensor.slice(axis, t, t + 1);
-      slice.memory.emplace_back(bytes_of(view));
-      std::byte* to = slice.memory.back().data();
-      for_each_row(view, [&](size_t at, size_t into, size_t bytes) {
-        std::memcpy(to + into, view.as<std::byte>() + at, bytes);
-      });
-      Tensor compact = one;
-      compact.data = to;
-      slice.outputs.push_back({output.index, compact});
+      slice.outputs.push_back(
+          {output.slot, compact(output.tensor.slice(axis, t, t + 1), slice.memory)});
     }
-    const std::string what = differing_bits(schema, slice, single);
+    const std::string what = differing_bits(inputs, slice, single);
     if (!what.empty()) {
       return fail_row(inputs.line(), row, fmt::format("{} when token {} is alone", what, t));
     }

@@ -409,9 +409,9 @@ double bytes_of_case(const std::string& text) {
   if (op == nullptr) throw Error(ErrorKind::contract, "no operator " + line.op);
   const CaseInputs inputs(*op, line);
   DynamicCall call(*op);
-  inputs.set_attributes(call);
+  inputs.prepare(call);
   for (size_t i = 0; i < inputs.tensors().size(); ++i) {
-    if (!op->schema.tensors[i].is_output) call.tensor(i) = inputs.tensors()[i];
+    if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
   }
   return bytes_moved(inputs, call.outputs());
 }

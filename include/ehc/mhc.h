@@ -1,5 +1,10 @@
 // The operators of the mHC family.
 #pragma once
 
+#include "ehc/mhc/amax_gain.h"
+#include "ehc/mhc/defect.h"
+#include "ehc/mhc/expand.h"
+#include "ehc/mhc/multilayer_recompute.h"
+#include "ehc/mhc/plan_recompute.h"
 #include "ehc/mhc/post.h"
 #include "ehc/mhc/pre_apply.h"

@@ -44,7 +44,14 @@ constexpr TensorSpec tensor_spec(std::string_view name, std::string_view pattern
   const bool given = types.substr(0, 2) == "X:";  // "X:I32/I64"
   if (given) s.dtype_rule = DTypeRule::given;
   s.dtypes = dtype_set(given ? types.substr(2) : types);
-  s.access = [](void* params) -> Tensor& { return static_cast<Params*>(params)->*Member; };
+  if constexpr (std::is_same_v<typename MemberOf<decltype(Member)>::Value, Tensor>) {
+    s.access = [](void* params) -> Tensor& { return static_cast<Params*>(params)->*Member; };
+  } else {
+    s.is_list = true;
+    s.access_list = [](void* params) -> std::span<const Tensor>& {
+      return static_cast<Params*>(params)->*Member;
+    };
+  }
   return s;
 }
 
@@ -101,7 +108,8 @@ void from_value(V& out, const AttributeValue& value) {
 
 }  // namespace build
 
-// An input, e.g. in<&P::residual>("residual", "A[T,n,d]").
+// An input, e.g. in<&P::residual>("residual", "A[T,n,d]"). A member that is a span of tensors makes
+// a list: in<&P::pre>("pre.L", "F32[T,n]").counts("L").
 template <auto Member>
 constexpr TensorSpec in(std::string_view name, std::string_view pattern) {
   return build::tensor_spec<Member>(name, pattern);
@@ -194,6 +202,7 @@ struct Table {
   bool flattens = true;
   TensorSet inputs = 0;
   TensorSet required_inputs = 0;
+  TensorSet lists = 0;
 
   constexpr void add(const TensorSpec& s) { tensors[tensor_count++] = s; }
   constexpr void add(const AttributeSpec& s) { attributes[attribute_count++] = s; }
@@ -217,6 +226,7 @@ struct Table {
             flattens,
             inputs,
             required_inputs,
+            lists,
             0};
   }
 };
@@ -308,6 +318,16 @@ constexpr void resolve(Table& t) {
     TensorSpec& s = t.tensors[i];
     if (!s.is_output) t.inputs |= TensorSet{1} << i;
     if (!s.is_output && !s.is_optional) t.required_inputs |= TensorSet{1} << i;
+    if (s.is_list) {
+      t.lists |= TensorSet{1} << i;
+      if (s.length.count == 0 || s.name.substr(s.name.size() - 2) != ".L") {
+        throw "a list is named 'stem.L' and counts something";
+      }
+      if (!s.condition_text.empty() || !s.alias.empty()) {
+        throw "lists have neither conditions nor aliases";
+      }
+      mention(t, s.length);
+    }
     s.condition = condition(t, s.condition_text);
     s.second_condition = condition(t, s.other_layout);
     for (uint8_t k = 0; k < s.shape.rank; ++k) mention(t, s.shape.dims[k]);

@@ -28,6 +28,7 @@ inline constexpr SymbolInfo kSymbols[] = {
     {"P", 0, kUnlimited},           // partials
     {"Q", 1, 3},                    // scales
     {"L", 0, kUnlimited},           // layers
+    {"Lp", 0, kUnlimited},          // layers that are followed by a post
     {"Nmax", 2, 8},                 // largest n-gram order
     {"Kh", 1, kUnlimited},          // heads per order
     {"C", 0, kUnlimited},           // rows fetched per token
@@ -42,6 +43,7 @@ inline constexpr SymbolInfo kSymbols[] = {
     {"dilation", 1, kUnlimited},    // distance of taps
     {"text_bytes", 0, kUnlimited},  // bytes of concatenated texts
     {"raw_bytes", 0, kUnlimited},   // bytes of concatenated raw tokens
+    {"blocks", 1, kUnlimited},      // blocks of recomputed layers
 };
 inline constexpr int kSymbolCount = static_cast<int>(std::size(kSymbols));
 

@@ -77,6 +77,18 @@ EHC_SIMD void store_some(A* p, Pair x, int64_t count, bool streaming) {
   }
 }
 
+// Copies bits, not values, so that no NaN changes; past the caches when `streaming`, for which both
+// ends must allow it.
+EHC_SIMD void move_bits(void* to, const void* from, size_t bytes, bool streaming) {
+  constexpr size_t kStep = kPair * sizeof(float);
+  size_t done = 0;
+  for (; streaming && done + kStep <= bytes; done += kStep) {
+    stream(reinterpret_cast<float*>(static_cast<char*>(to) + done),
+           load(reinterpret_cast<const float*>(static_cast<const char*>(from) + done)));
+  }
+  std::memcpy(static_cast<char*>(to) + done, static_cast<const char*>(from) + done, bytes - done);
+}
+
 // sum + x^2 over the first `count` elements at p, at most a pair of them.
 template <class A>
 EHC_SIMD Pair add_squares(Pair sum, const A* p, int64_t count) {

@@ -30,10 +30,14 @@ inline void forward(const PostForwardArgs& args, const Tile& tile) {
                        token_rows<const A>(args.residual, t)};
   };
   for (int64_t t = tile.token_begin; t < tile.token_end; ++t) {
-    post_columns<kStreams>(
-        stream_vector(args.post, t, streams).value, stream_matrix(args.comb, t, streams).value,
-        rows(t), token_rows<A>(args.new_residual, t), rows(t + 1 < tile.token_end ? t + 1 : t),
-        streams, tile.column_begin, tile.column_end, streaming);
+    const PostRows<A> soon = rows(t + 1 < tile.token_end ? t + 1 : t);
+    post_columns<kStreams>(stream_vector(args.post, t, streams).value,
+                           stream_matrix(args.comb, t, streams).value, rows(t),
+                           token_rows<A>(args.new_residual, t), streams, tile.column_begin,
+                           tile.column_end, streaming, [&](int64_t column) EHC_SIMD_LAMBDA {
+                             simd::prefetch(soon.layer_output + column);
+                             prefetch_streams<kStreams>(soon.residual, streams, column);
+                           });
   }
   if (streaming) simd::stream_fence();
 }

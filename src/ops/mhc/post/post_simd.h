@@ -38,17 +38,14 @@ EHC_SIMD void post_columns_at(const float* post, const float* comb, const PostRo
 }
 
 // Columns [begin, end) of a token. Each pair is read whole before it is written: `out` may be the
-// residual. Prefetches the same columns of `soon`.
-template <int kStreams, class A>
+// residual. Calls prefetch(column) for each pair.
+template <int kStreams, class A, class Prefetch>
 inline void post_columns(const float* post, const float* comb, const PostRows<A>& rows,
-                         const TokenRows<A>& out, const PostRows<A>& soon, int64_t streams,
-                         int64_t begin, int64_t end, bool streaming) {
+                         const TokenRows<A>& out, int64_t streams, int64_t begin, int64_t end,
+                         bool streaming, const Prefetch& prefetch) {
   int64_t column = begin;
   for (; column + simd::kPair <= end; column += simd::kPair) {
-    simd::prefetch(soon.layer_output + column);
-    for (int64_t i = 0; i < count_of<kStreams>(streams); ++i) {
-      simd::prefetch(soon.residual[i] + column);
-    }
+    prefetch(column);
     post_columns_at<kStreams>(post, comb, rows, out, streams, column, simd::kPair, streaming);
   }
   if (column < end) {

@@ -23,11 +23,11 @@ inline void forward(const PreApplyForwardArgs& args, const Tile& tile) {
   const int64_t streams = args.sizes.streams;
   const bool streaming = args.streaming && can_stream<A>(args.layer_input);
   for (int64_t t = tile.token_begin; t < tile.token_end; ++t) {
-    const int64_t next = t + 1 < tile.token_end ? t + 1 : t;
-    pre_apply_columns<kStreams, A>(
+    const auto soon = token_rows<const A>(args.residual, t + 1 < tile.token_end ? t + 1 : t);
+    pre_apply_columns<kStreams>(
         stream_vector(args.pre, t, streams).value, token_rows<const A>(args.residual, t),
-        token_row<A>(args.layer_input, t), token_rows<const A>(args.residual, next), streams,
-        tile.column_begin, tile.column_end, streaming);
+        token_row<A>(args.layer_input, t), streams, tile.column_begin, tile.column_end, streaming,
+        [&](int64_t column) EHC_SIMD_LAMBDA { prefetch_streams<kStreams>(soon, streams, column); });
   }
   if (streaming) simd::stream_fence();
 }

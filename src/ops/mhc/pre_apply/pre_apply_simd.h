@@ -25,16 +25,21 @@ EHC_SIMD void load_streams(const TokenRows<const A>& rows, int64_t streams, int6
   }
 }
 
-// Columns [begin, end) of a token: out = round(sum_i pre_i x_i). Prefetches the same columns of
-// `soon`.
 template <int kStreams, class A>
+EHC_SIMD void prefetch_streams(const TokenRows<const A>& rows, int64_t streams, int64_t column) {
+  for (int64_t i = 0; i < count_of<kStreams>(streams); ++i) simd::prefetch(rows[i] + column);
+}
+
+// Columns [begin, end) of a token: out = round(sum_i pre_i x_i). Calls prefetch(column) for each
+// pair.
+template <int kStreams, class A, class Prefetch>
 inline void pre_apply_columns(const float* pre, const TokenRows<const A>& x, A* out,
-                              const TokenRows<const A>& soon, int64_t streams, int64_t begin,
-                              int64_t end, bool streaming) {
+                              int64_t streams, int64_t begin, int64_t end, bool streaming,
+                              const Prefetch& prefetch) {
   simd::Pair at[kMaxStreams];
   int64_t column = begin;
   for (; column + simd::kPair <= end; column += simd::kPair) {
-    for (int64_t i = 0; i < count_of<kStreams>(streams); ++i) simd::prefetch(soon[i] + column);
+    prefetch(column);
     load_streams<kStreams>(x, streams, column, simd::kPair, at);
     simd::store_some(out + column, pre_apply_pair<kStreams>(pre, at, streams), simd::kPair,
                      streaming);

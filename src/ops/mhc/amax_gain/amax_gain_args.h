@@ -1,0 +1,24 @@
+// Arguments of the loops of amax_gain.
+#pragma once
+
+#include <cstdint>
+
+namespace ehc::mhc {
+
+// F32[L,T].
+struct LayerGains {
+  float* data = nullptr;
+  int64_t layer_stride = 0, token_stride = 0;
+};
+
+struct AmaxGainArgs {
+  int64_t layers = 0;           // L
+  int64_t streams = 0;          // n
+  const float* comb = nullptr;  // F32[L,T,n,n]
+  int64_t comb_layer_stride = 0, comb_token_stride = 0, comb_row_stride = 0;
+  LayerGains forward, backward;
+  float* composite_forward = nullptr;   // F32[T]
+  float* composite_backward = nullptr;  // F32[T]
+};
+
+}  // namespace ehc::mhc
