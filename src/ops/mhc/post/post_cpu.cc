@@ -31,13 +31,17 @@ inline void forward(const PostForwardArgs& args, const Tile& tile) {
   };
   for (int64_t t = tile.token_begin; t < tile.token_end; ++t) {
     const PostRows<A> soon = rows(t + 1 < tile.token_end ? t + 1 : t);
-    post_columns<kStreams>(stream_vector(args.post, t, streams).value,
-                           stream_matrix(args.comb, t, streams).value, rows(t),
-                           token_rows<A>(args.new_residual, t), streams, tile.column_begin,
-                           tile.column_end, streaming, [&](int64_t column) EHC_SIMD_LAMBDA {
-                             simd::prefetch(soon.layer_output + column);
-                             prefetch_streams<kStreams>(soon.residual, streams, column);
-                           });
+    const TokenRows<A> out = token_rows<A>(args.new_residual, t);
+    post_columns<kStreams>(
+        stream_vector(args.post, t, streams).value, stream_matrix(args.comb, t, streams).value,
+        rows(t), streams, tile.column_begin, tile.column_end,
+        [&](int64_t column) EHC_SIMD_LAMBDA {
+          simd::prefetch(soon.layer_output + column);
+          prefetch_streams<kStreams>(soon.residual, streams, column);
+        },
+        [](int64_t, int64_t, const Pair*) EHC_SIMD_LAMBDA {},
+        [&](int64_t column, int64_t count, int64_t o, Pair x)
+            EHC_SIMD_LAMBDA { simd::store_some(out[o] + column, x, count, streaming); });
   }
   if (streaming) simd::stream_fence();
 }

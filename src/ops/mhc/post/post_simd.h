@@ -24,32 +24,34 @@ struct PostRows {
   TokenRows<const A> residual;
 };
 
-template <int kStreams, class A>
+template <int kStreams, class A, class Use, class Store>
 EHC_SIMD void post_columns_at(const float* post, const float* comb, const PostRows<A>& rows,
-                              const TokenRows<A>& out, int64_t streams, int64_t column,
-                              int64_t count, bool streaming) {
+                              int64_t streams, int64_t column, int64_t count, const Use& use,
+                              const Store& store) {
   simd::Pair x[kMaxStreams];
   load_streams<kStreams>(rows.residual, streams, column, count, x);
   const simd::Pair y = simd::load_some(rows.layer_output + column, count);
+  use(column, count, x);
   for (int64_t o = 0; o < count_of<kStreams>(streams); ++o) {
-    simd::store_some(out[o] + column, post_pair<kStreams>(post, comb, streams, o, y, x), count,
-                     streaming);
+    store(column, count, o, post_pair<kStreams>(post, comb, streams, o, y, x));
   }
 }
 
-// Columns [begin, end) of a token. Each pair is read whole before it is written: `out` may be the
-// residual. Calls prefetch(column) for each pair.
-template <int kStreams, class A, class Prefetch>
+// Columns [begin, end) of a token, a pair of them at a time, of which `count` exist. Calls
+// prefetch(column) where all of them do, use(column, count, streams of the residual), and
+// store(column, count, stream, pair) for each new stream, which may store where the residual was:
+// all of it has been read there.
+template <int kStreams, class A, class Prefetch, class Use, class Store>
 inline void post_columns(const float* post, const float* comb, const PostRows<A>& rows,
-                         const TokenRows<A>& out, int64_t streams, int64_t begin, int64_t end,
-                         bool streaming, const Prefetch& prefetch) {
+                         int64_t streams, int64_t begin, int64_t end, const Prefetch& prefetch,
+                         const Use& use, const Store& store) {
   int64_t column = begin;
   for (; column + simd::kPair <= end; column += simd::kPair) {
     prefetch(column);
-    post_columns_at<kStreams>(post, comb, rows, out, streams, column, simd::kPair, streaming);
+    post_columns_at<kStreams>(post, comb, rows, streams, column, simd::kPair, use, store);
   }
   if (column < end) {
-    post_columns_at<kStreams>(post, comb, rows, out, streams, column, end - column, false);
+    post_columns_at<kStreams>(post, comb, rows, streams, column, end - column, use, store);
   }
 }
 
