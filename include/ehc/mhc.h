@@ -1,0 +1,5 @@
+// The operators of the mHC family.
+#pragma once
+
+#include "ehc/mhc/post.h"
+#include "ehc/mhc/pre_apply.h"
