@@ -1,5 +1,10 @@
 // The operators of the mHC family.
 #pragma once
 
+#include "ehc/mhc/head_mix.h"
+#include "ehc/mhc/merge.h"
 #include "ehc/mhc/post.h"
 #include "ehc/mhc/pre_apply.h"
+#include "ehc/mhc/reduce_partials.h"
+#include "ehc/mhc/sinkhorn.h"
+#include "ehc/mhc/split.h"
