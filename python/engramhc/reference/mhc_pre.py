@@ -100,6 +100,18 @@ class Mix:
         names = [field.name for field in fields(cls) if field.name in call]
         return cls(**{name: call.pop(name) for name in names})
 
+    @staticmethod
+    def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+        """All rounding between steps, for who wants to follow it."""
+        return nearest(array, dtype)
+
+    def comb(self, logits: np.ndarray) -> np.ndarray:
+        return sinkhorn(logits, self.repeat, single(self.sinkhorn_eps), self.convention)
+
+    def comb_gradient(self, grad: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        eps = single(self.sinkhorn_eps)
+        return sinkhorn_gradient(grad, logits, self.repeat, eps, self.convention)
+
     def coefficients(self, mixes: np.ndarray) -> Arrays:
         """mixes [..., N] -> pre, post [..., n], comb_logits, comb [..., n, n]."""
         pre, post, logits = split(
@@ -109,8 +121,11 @@ class Mix:
             single(self.pre_eps),
             single(self.post_mult),
         )
-        comb = sinkhorn(logits, self.repeat, single(self.sinkhorn_eps), self.convention)
-        return {"pre": pre, "post": post, "comb_logits": logits, "comb": comb}
+        return {"pre": pre, "post": post, "comb_logits": logits, "comb": self.comb(logits)}
+
+    def row(self, streams: np.ndarray, pre: np.ndarray, dtype: str) -> np.ndarray:
+        """The collapsed row, rounded: streams [..., n, d], pre [..., n] -> [..., d]."""
+        return self.rounded(collapsed(streams, pre), dtype)
 
     def layer_input(self, row: np.ndarray) -> np.ndarray:
         """row [..., d], already rounded."""
@@ -150,45 +165,36 @@ class Sublayer(Mix):
         if saved:
             return {name: t.decode() for name, t in saved.items()}
         state = self.forward(x, factors)
-        return {name: nearest(state[name], "F32") for name in SAVED}
+        return {name: self.rounded(state[name], "F32") for name in SAVED}
+
+    def product_gradients(
+        self, grad_mixes: np.ndarray, state: Arrays, x: np.ndarray, factors: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Of x [..., K] and of the factors [N, K]; `grad_mixes` is not rounded to TF32."""
+        return project_gradients(grad_mixes, state, x, factors, single(self.norm_eps), self.rms)
 
     def backward(
-        self,
-        grad_pre: np.ndarray,
-        grad_post: np.ndarray,
-        grad_comb: np.ndarray,
-        state: Arrays,
-        x: np.ndarray,
-        factors: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray, Arrays]:
-        """Gradients of x [..., K], of the factors, and of scale and base by name."""
-        of_logits = sinkhorn_gradient(
-            grad_comb,
-            state["comb_logits"],
-            self.repeat,
-            single(self.sinkhorn_eps),
-            self.convention,
-        )
+        self, grads: Arrays, state: Arrays, x: np.ndarray, factors: np.ndarray
+    ) -> tuple[np.ndarray, Arrays]:
+        """grads: of pre, post and comb -> gradients of x [..., K] and, by name, of scale, base and
+        the factors."""
         of_split = split_gradients(
-            grad_pre,
-            grad_post,
-            of_logits,
+            grads["pre"],
+            grads["post"],
+            self.comb_gradient(grads["comb"], state["comb_logits"]),
             state["mixes"],
             self.scale.decode(),
             self.base.decode(),
             single(self.post_mult),
         )
-        of_x, of_factors = project_gradients(
-            of_split.pop("grad_mixes"), state, x, factors, single(self.norm_eps), self.rms
-        )
-        return of_x, of_factors, of_split
+        of_x, of_factors = self.product_gradients(of_split.pop("grad_mixes"), state, x, factors)
+        return of_x, of_split | {"of_factors": of_factors}
 
-    def parameter_gradients(
-        self, of_merged: np.ndarray, others: Arrays, targets: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """All gradients of parameters as outputs; `others` by name."""
-        of_fn = fn_gradients(of_merged, self.fn, self.norm_weight)
-        return with_targets(of_fn | others, targets)
+    def parameter_gradients(self, gradients: Arrays) -> Arrays:
+        """Those of backward and of the layer norm, with `of_factors` (of the merged fn) replaced by
+        grad_fn and grad_norm_weight."""
+        others = {name: array for name, array in gradients.items() if name != "of_factors"}
+        return fn_gradients(gradients["of_factors"], self.fn, self.norm_weight) | others
 
 
 def taken_saved(call: dict, prefix: str = "") -> dict[str, Tensor]:
@@ -210,18 +216,25 @@ def given(gradient: Tensor | None, shape: tuple[int, ...]) -> np.ndarray:
     return np.zeros(shape) if gradient is None else gradient.decode()
 
 
+def entry(
+    sublayer: Sublayer, streams: np.ndarray, dtype: str, earlier_pre: np.ndarray | None = None
+) -> tuple[np.ndarray, Arrays]:
+    """The layer's input [..., d] and the mixes of streams [..., n, d]. The collapse goes with the
+    sublayer's own mix, or with an earlier one that is given."""
+    state = sublayer.forward(flattened(streams), sublayer.factors())
+    row = sublayer.row(streams, state["pre"] if earlier_pre is None else earlier_pre, dtype)
+    return sublayer.layer_input(row), state
+
+
 def pre_fwd(residual: Tensor, *, save: bool = False, **call) -> dict[str, Tensor]:
     """Mixes of a token's streams, and their collapse with the mix `pre`.
 
     residual [..., n, d], the arguments of Sublayer
     -> layer_input [..., d], post [..., n], comb [..., n, n]; with save all of SAVED
     """
-    sublayer, streams = Sublayer(**call), residual.decode()
-    state = sublayer.forward(flattened(streams), sublayer.factors())
-    row = nearest(collapsed(streams, state["pre"]), residual.dtype)
+    layer_input, state = entry(Sublayer(**call), residual.decode(), residual.dtype)
     names = ("post", *SAVED) if save else ("post", "comb")
-    layer_input = encode(sublayer.layer_input(row), residual.dtype)
-    return {"layer_input": layer_input} | singles(state, names)
+    return {"layer_input": encode(layer_input, residual.dtype)} | singles(state, names)
 
 
 def entry_gradients(
@@ -229,36 +242,30 @@ def entry_gradients(
     streams: np.ndarray,
     dtype: str,
     state: Arrays,
-    grad_streams: np.ndarray,
-    grad_row: np.ndarray,
     grads: Arrays,
     earlier_pre: np.ndarray | None = None,
     chain: bool = False,
-) -> tuple[np.ndarray, np.ndarray, dict]:
-    """Backward of a sublayer's entry: adds what it sends to the streams to `grad_streams`.
+) -> tuple[np.ndarray, np.ndarray, Arrays]:
+    """Backward of entry, added to the gradient of the streams that is there already.
 
-    The collapse goes with the sublayer's own mix, or with an earlier one that is given. `chain`
-    rounds after every step, as separate operators do: the gradient of the collapsed row behind an
-    RMSNorm, and the running gradient of the streams after the collapse and after the projection.
+    `chain` rounds after every step, as separate operators do: the gradient of the collapsed row
+    behind an RMSNorm, and the running gradient of the streams after the collapse and after the
+    projection.
 
-    streams, grad_streams [..., n, d], grad_row [..., d], grads: of pre, post, comb
-    -> gradient of the streams, of the mix of the collapse, and of the parameters by name, with that
-    of the merged fn as `of_merged`
+    streams [..., n, d], grads: of streams, layer_input, pre, post, comb
+    -> gradient of the streams, of the mix of the collapse, and of the parameters by name
     """
-    step = (lambda array: nearest(array, dtype)) if chain else (lambda array: array)
+    step = (lambda array: sublayer.rounded(array, dtype)) if chain else (lambda array: array)
     pre = state["pre"] if earlier_pre is None else earlier_pre
-    row = nearest(collapsed(streams, pre), dtype)
-    of_row, of_weight = sublayer.layer_input_gradients(grad_row, row)
+    row = sublayer.row(streams, pre, dtype)
+    of_row, of_weight = sublayer.layer_input_gradients(grads["layer_input"], row)
     of_streams, of_pre = collapse_gradients(step(of_row) if of_weight else of_row, streams, pre)
-    running = step(grad_streams + of_streams)
+    running = step(grads["streams"] + of_streams)
 
-    grad_pre = grads["pre"] + (of_pre if earlier_pre is None else 0.0)
-    x, factors = flattened(streams), sublayer.factors()
-    of_x, of_merged, of_mix = sublayer.backward(
-        grad_pre, grads["post"], grads["comb"], state, x, factors
-    )
+    own = grads if earlier_pre is not None else {**grads, "pre": grads["pre"] + of_pre}
+    of_x, of_parameters = sublayer.backward(own, state, flattened(streams), sublayer.factors())
     running = step(running + of_x.reshape(streams.shape))
-    return running, of_pre, of_mix | of_weight | {"of_merged": of_merged}
+    return running, of_pre, sublayer.parameter_gradients(of_parameters | of_weight)
 
 
 def pre_bwd(
@@ -281,24 +288,18 @@ def pre_bwd(
     streams, shape = residual.decode(), residual.shape
     state = sublayer.state(saved, flattened(streams), sublayer.factors())
     grads = {
+        "streams": given(grad_residual_acc, shape),
+        "layer_input": given(grad_layer_input, (*shape[:-2], shape[-1])),
         "pre": np.zeros(shape[:-1]),
         "post": given(grad_post, shape[:-1]),
         "comb": given(grad_comb, (*shape[:-1], shape[-2])),
     }
     of_streams, _, of_parameters = entry_gradients(
-        sublayer,
-        streams,
-        residual.dtype,
-        state,
-        given(grad_residual_acc, shape),
-        given(grad_layer_input, (*shape[:-2], shape[-1])),
-        grads,
-        chain=rounding == "chain",
+        sublayer, streams, residual.dtype, state, grads, chain=rounding == "chain"
     )
-    of_merged = of_parameters.pop("of_merged")
     return {
         "grad_residual": encode(of_streams, residual.dtype),
-        **sublayer.parameter_gradients(of_merged, of_parameters, call),
+        **with_targets(of_parameters, call),
     }
 
 
@@ -312,11 +313,11 @@ def pre_big_fuse(
     """
     mix, streams = Mix(**call), residual.decode()
     width = streams.shape[-2] * streams.shape[-1]
-    mixes = reduced(mul_partial, sqr_partial, width, mix.norm_eps, mix.rms)["mixes"]
+    partials = mul_partial.decode(), sqr_partial.decode()
+    mixes = reduced(*partials, width, single(mix.norm_eps), mix.rms)["mixes"]
     state = mix.coefficients(mixes)
-    row = nearest(collapsed(streams, state["pre"]), residual.dtype)
-    layer_input = encode(mix.layer_input(row), residual.dtype)
-    return {"layer_input": layer_input} | singles(state, ("post", "comb"))
+    layer_input = mix.layer_input(mix.row(streams, state["pre"], residual.dtype))
+    return {"layer_input": encode(layer_input, residual.dtype)} | singles(state, ("post", "comb"))
 
 
 # --- head ----------------------------------------------------------------------------------------

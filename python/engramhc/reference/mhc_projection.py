@@ -61,7 +61,7 @@ def split_bounds(width: int, splits: int) -> list[tuple[int, int]]:
 def prenorm_gemm(
     residual: Tensor, fn: Tensor, *, splits: int = 0, groups: int = 1, precision: str = "fp32"
 ) -> dict[str, Tensor]:
-    """mul[t, j] = sum_k x[t, k] fn[j, k] and sqr[t] = sum_k x[t, k]^2. The K axis is cut into splits
+    """mul[t, j] = sum_k x[t, k] fn[j, k], sqr[t] = sum_k x[t, k]^2. The K axis is cut into splits
     and into groups, entry (s, g) is of the columns in both. splits = 0 is one split here.
 
     residual [T, n, d], fn [M, K] (merged)
@@ -155,16 +155,16 @@ def group_size(k: int, groups: int) -> int:
 
 
 def reduced(
-    mul_partial: Tensor, sqr_partial: Tensor, k: int, norm_eps: float, rms: str
+    mul_partial: np.ndarray, sqr_partial: np.ndarray, k: int, eps: float, rms: str
 ) -> dict[str, np.ndarray]:
     """mul, sqr = sums over the splits; mixes = sum over groups of mul * r(sqr), see reciprocal_rms.
 
     mul_partial [S, T, M] or [S, T, G, M], sqr_partial [S, T] or [S, T, G]
     -> mixes [T, M], mul and sqr without S
     """
-    mul, sqr = mul_partial.decode().sum(axis=0), sqr_partial.decode().sum(axis=0)
+    mul, sqr = np.sum(mul_partial, axis=0), np.sum(sqr_partial, axis=0)
     grouped, squares = by_groups(mul, sqr, 1)
-    r = reciprocal_rms(squares, group_size(k, squares.shape[-1]), single(norm_eps), rms)
+    r = reciprocal_rms(squares, group_size(k, squares.shape[-1]), eps, rms)
     return {"mixes": np.sum(grouped * r[..., None], axis=-2), "mul": mul, "sqr": sqr}
 
 
@@ -172,7 +172,7 @@ def reduce_partials_fwd(
     mul_partial: Tensor, sqr_partial: Tensor, *, k: int, norm_eps: float, rms: str = "mean"
 ) -> dict[str, Tensor]:
     """See reduced."""
-    outputs = reduced(mul_partial, sqr_partial, k, norm_eps, rms)
+    outputs = reduced(mul_partial.decode(), sqr_partial.decode(), k, single(norm_eps), rms)
     return {name: encode(array, "F32") for name, array in outputs.items()}
 
 

@@ -14,16 +14,17 @@ from .mhc_pre import (
     SAVED,
     Arrays,
     Sublayer,
+    entry,
     entry_gradients,
     given,
     merged,
     singles,
     taken_saved,
+    with_targets,
 )
 from .mhc_projection import flattened, operand
 from .mhc_streams import (
     collapse_gradients,
-    collapsed,
     combine_gradients,
     combined,
     expand_fwd,
@@ -31,24 +32,22 @@ from .mhc_streams import (
 )
 
 
-def seam_fwd(
+def seam(
     sublayer: Sublayer,
-    layer_output: Tensor,
-    residual: Tensor,
-    post: Tensor,
-    comb: Tensor,
-    earlier_pre: Tensor | None,
-) -> tuple[dict[str, Tensor], Arrays]:
-    """new_residual and layer_input, and all that the next sublayer's mixes are made of."""
-    dtype = residual.dtype
-    streams = nearest(combined(*(t.decode() for t in (layer_output, residual, post, comb))), dtype)
-    state = sublayer.forward(flattened(streams), sublayer.factors())
-    pre = state["pre"] if earlier_pre is None else earlier_pre.decode()
-    row = nearest(collapsed(streams, pre), dtype)
-    return {
-        "new_residual": encode(streams, dtype),
-        "layer_input": encode(sublayer.layer_input(row), dtype),
-    }, state
+    exit_inputs: list[np.ndarray],
+    dtype: str,
+    earlier_pre: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, Arrays]:
+    """The new streams, rounded, and the entry that reads them; exit_inputs: those of post_fwd."""
+    streams = sublayer.rounded(combined(*exit_inputs), dtype)
+    return streams, *entry(sublayer, streams, dtype, earlier_pre)
+
+
+def seam_outputs(
+    streams: np.ndarray, layer_input: np.ndarray, state: Arrays, dtype: str, names: tuple[str, ...]
+) -> dict[str, Tensor]:
+    outputs = {"new_residual": encode(streams, dtype), "layer_input": encode(layer_input, dtype)}
+    return outputs | singles(state, names, "next_")
 
 
 def seam_classic_fwd(
@@ -66,10 +65,9 @@ def seam_classic_fwd(
     Sublayer of the next one
     -> new_residual, layer_input, next_post, next_comb; with save next_* of all of SAVED
     """
-    outputs, state = seam_fwd(
-        Sublayer(**call), layer_output, residual, post, comb, earlier_pre=None
-    )
-    return outputs | singles(state, ("post", *SAVED) if save else ("post", "comb"), "next_")
+    exit_inputs = [t.decode() for t in (layer_output, residual, post, comb)]
+    results = seam(Sublayer(**call), exit_inputs, residual.dtype)
+    return seam_outputs(*results, residual.dtype, ("post", *SAVED) if save else ("post", "comb"))
 
 
 def seam_single_pass_fwd(
@@ -85,8 +83,10 @@ def seam_single_pass_fwd(
     """post_fwd, then the collapse with the given pre [..., n], and the mixes for the next use.
     Otherwise as seam_classic_fwd; next_pre is always an output.
     """
-    outputs, state = seam_fwd(Sublayer(**call), layer_output, residual, post, comb, pre)
-    return outputs | singles(state, ("post", *SAVED) if save else ("pre", "post", "comb"), "next_")
+    exit_inputs = [t.decode() for t in (layer_output, residual, post, comb)]
+    results = seam(Sublayer(**call), exit_inputs, residual.dtype, pre.decode())
+    names = ("post", *SAVED) if save else ("pre", "post", "comb")
+    return seam_outputs(*results, residual.dtype, names)
 
 
 def seam_bwd(
@@ -112,28 +112,30 @@ def seam_bwd(
         raise ValueError("'new_residual': expected with next_mixes and the like, or not at all")
     exit_inputs = [t.decode() for t in (layer_output, residual, post, comb)]
     streams = (
-        nearest(combined(*exit_inputs), dtype) if new_residual is None else new_residual.decode()
+        sublayer.rounded(combined(*exit_inputs), dtype)
+        if new_residual is None
+        else new_residual.decode()
     )
     state = sublayer.state(saved, flattened(streams), sublayer.factors())
+    grads = {
+        "streams": given(grad_new_residual, shape),
+        "layer_input": given(grad_layer_input, layer_output.shape),
+        "pre": given(grad_next_pre, post.shape),
+        "post": given(grad_next_post, post.shape),
+        "comb": given(grad_next_comb, comb.shape),
+    }
     of_streams, of_pre, of_parameters = entry_gradients(
         sublayer,
         streams,
         dtype,
         state,
-        given(grad_new_residual, shape),
-        given(grad_layer_input, layer_output.shape),
-        {
-            "pre": given(grad_next_pre, post.shape),
-            "post": given(grad_next_post, post.shape),
-            "comb": given(grad_next_comb, comb.shape),
-        },
+        grads,
         earlier_pre=None if earlier_pre is None else earlier_pre.decode(),
         chain=rounding == "chain",
     )
-    of_merged = of_parameters.pop("of_merged")
     return {
         **rounded_gradients(combine_gradients(of_streams, *exit_inputs), dtype),
-        **sublayer.parameter_gradients(of_merged, of_parameters, call),
+        **with_targets(of_parameters, call),
     }, of_pre
 
 
@@ -169,6 +171,22 @@ def summed_factors(sublayer: Sublayer, n: int) -> np.ndarray:
     return operand(total, sublayer.precision)
 
 
+def repeated(row: np.ndarray, n: int) -> np.ndarray:
+    """[..., d] -> [..., n, d]."""
+    return np.repeat(row[..., None, :], n, axis=-2)
+
+
+def broadcast_entry(
+    sublayer: Sublayer, row: np.ndarray, dtype: str, form: str
+) -> tuple[np.ndarray, Arrays]:
+    """As entry, of n streams that are all the same row [..., d]."""
+    n = sublayer.fn.shape[1] // row.shape[-1]
+    state = sublayer.forward(row, summed_factors(sublayer, n))
+    if form == "classic":
+        row = sublayer.row(repeated(row, n), state["pre"], dtype)
+    return sublayer.layer_input(row), state
+
+
 def seam_broadcast_fwd(
     hidden: Tensor, *, form: str = "classic", save: bool = False, **call
 ) -> dict[str, Tensor]:
@@ -178,14 +196,37 @@ def seam_broadcast_fwd(
     hidden [..., d], the arguments of Sublayer
     -> residual [..., n, d], layer_input [..., d], pre, post, comb; with save all of SAVED
     """
-    sublayer, row, dtype = Sublayer(**call), hidden.decode(), hidden.dtype
+    sublayer = Sublayer(**call)
+    layer_input, state = broadcast_entry(sublayer, hidden.decode(), hidden.dtype, form)
+    return {
+        **expand_fwd(hidden, n=state["pre"].shape[-1]),
+        "layer_input": encode(layer_input, hidden.dtype),
+        **singles(state, ("post", *SAVED) if save else ("pre", "post", "comb")),
+    }
+
+
+def broadcast_gradients(
+    sublayer: Sublayer, row: np.ndarray, dtype: str, state: Arrays, grads: Arrays, form: str
+) -> tuple[np.ndarray, Arrays]:
+    """Backward of broadcast_entry. row [..., d], grads: of streams, layer_input, pre, post, comb
+    -> gradient of the row, and of the parameters by name
+    """
     n = sublayer.fn.shape[1] // row.shape[-1]
-    state = sublayer.forward(row, summed_factors(sublayer, n))
-    outputs = expand_fwd(hidden, n=n)
     if form == "classic":
-        row = nearest(collapsed(outputs["residual"].decode(), state["pre"]), dtype)
-    outputs["layer_input"] = encode(sublayer.layer_input(row), dtype)
-    return outputs | singles(state, ("post", *SAVED) if save else ("pre", "post", "comb"))
+        streams = repeated(row, n)
+        of_row, of_weight = sublayer.layer_input_gradients(
+            grads["layer_input"], sublayer.row(streams, state["pre"], dtype)
+        )
+        of_streams, of_pre = collapse_gradients(of_row, streams, state["pre"])
+        of_row = np.sum(grads["streams"] + of_streams, axis=-2)
+        grads = {**grads, "pre": grads["pre"] + of_pre}
+    else:
+        of_row, of_weight = sublayer.layer_input_gradients(grads["layer_input"], row)
+        of_row = np.sum(grads["streams"], axis=-2) + of_row
+    of_x, of_parameters = sublayer.backward(grads, state, row, summed_factors(sublayer, n))
+    of_summed = of_parameters.pop("of_factors")  # and of each of its n terms
+    of_parameters |= {"of_factors": np.tile(of_summed, n)}
+    return of_row + of_x, sublayer.parameter_gradients(of_parameters | of_weight)
 
 
 def seam_broadcast_bwd(
@@ -206,34 +247,15 @@ def seam_broadcast_bwd(
     -> grad_hidden and gradients of the parameters
     """
     sublayer, saved = Sublayer.taken_from(call), taken_saved(call)
-    row, dtype, leading = hidden.decode(), hidden.dtype, hidden.shape[:-1]
+    row, leading = hidden.decode(), hidden.shape[:-1]
     n = sublayer.fn.shape[1] // row.shape[-1]
-    factors = summed_factors(sublayer, n)
-    state = sublayer.state(saved, row, factors)
-    streams = expand_fwd(hidden, n=n)["residual"].decode()
-
-    of_input = given(grad_layer_input, hidden.shape)
-    of_streams = given(grad_residual, streams.shape)
-    of_pre = given(grad_pre, (*leading, n))
-    if form == "classic":
-        collapsed_row = nearest(collapsed(streams, state["pre"]), dtype)
-        of_row, of_weight = sublayer.layer_input_gradients(of_input, collapsed_row)
-        through_streams, through_pre = collapse_gradients(of_row, streams, state["pre"])
-        of_hidden = (of_streams + through_streams).sum(axis=-2)
-        of_pre = of_pre + through_pre
-    else:
-        of_row, of_weight = sublayer.layer_input_gradients(of_input, row)
-        of_hidden = of_streams.sum(axis=-2) + of_row
-    of_x, of_summed, of_mix = sublayer.backward(
-        of_pre,
-        given(grad_post, (*leading, n)),
-        given(grad_comb, (*leading, n, n)),
-        state,
-        row,
-        factors,
-    )
-    of_merged = np.tile(of_summed, n)  # every stream's columns have the gradient of the sum
-    return {
-        "grad_hidden": encode(of_hidden + of_x, dtype),
-        **sublayer.parameter_gradients(of_merged, of_mix | of_weight, call),
+    state = sublayer.state(saved, row, summed_factors(sublayer, n))
+    grads = {
+        "streams": given(grad_residual, (*leading, n, row.shape[-1])),
+        "layer_input": given(grad_layer_input, hidden.shape),
+        "pre": given(grad_pre, (*leading, n)),
+        "post": given(grad_post, (*leading, n)),
+        "comb": given(grad_comb, (*leading, n, n)),
     }
+    of_row, of_parameters = broadcast_gradients(sublayer, row, hidden.dtype, state, grads, form)
+    return {"grad_hidden": encode(of_row, hidden.dtype), **with_targets(of_parameters, call)}
