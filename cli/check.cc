@@ -38,6 +38,10 @@ bool tokens_are_independent(const Schema& schema) {
     if (!s.is_output) continue;
     const int axis = token_axis(s.shape);
     if (axis < 0) return false;
+    if (axis > 0 && s.shape.dims[0].is_symbol() &&
+        s.shape.dims[0].steps[0].value == symbol("S")) {
+      return false;  // the number of splits depends on T
+    }
     any = true;
   }
   return any;
@@ -69,6 +73,15 @@ std::string differing_bits(const CaseInputs& inputs, const RunResult& a, const R
     }
   }
   return {};
+}
+
+// A contiguous copy of a view, in memory that `memory` keeps.
+Tensor compact(const Tensor& view, std::vector<std::vector<std::byte>>& memory) {
+  std::byte* to = memory.emplace_back(bytes_of(view)).data();
+  for_each_row(view, [&](size_t at, size_t into, size_t bytes) {
+    std::memcpy(to + into, view.as<std::byte>() + at, bytes);
+  });
+  return Tensor(to, view.dtype, view.shape, view.rank);
 }
 
 struct Scale {

@@ -131,6 +131,7 @@ std::string FrontDoor::expected(const TensorSpec& spec) const {
   std::string out = types_text(allowed_types(spec)) + "[";
   const Shape& shape = shape_of(spec);
   for (uint8_t k = 0; k < shape.rank; ++k) {
+    if (shape.dims[k].optional_axis && bound_.optional_axis == 0) continue;
     if (k > 0) out += ',';
     if (k == 0 && shape.leads_with_tokens() && bound_.lead_rank > 1) {
       const std::string lead = shape_text(bound_.lead, bound_.lead_rank);
@@ -329,11 +330,14 @@ bool FrontDoor::bind_tensor(Place place, bool may_defer) {
   }
   for (uint8_t k = axis > 0 ? 1 : 0; k < shape.rank; ++k) {
     const Expression& e = shape.dims[k];
-    if (e.optional_axis && t.rank - axis == shape.rank - k - 1) {
-      if (bound_.symbols.has(e.steps[0].value) && bound_.symbols.value[e.steps[0].value] != 1) {
-        mismatch(place);
+    if (e.optional_axis) {
+      const int has_axis = t.rank - axis == shape.rank - k ? 1 : 0;
+      if (bound_.optional_axis < 0) bound_.optional_axis = has_axis;
+      if (bound_.optional_axis != has_axis) mismatch(place);
+      if (has_axis == 0) {
+        bind_symbol(place, e.steps[0].value, 1);
+        continue;
       }
-      continue;
     }
     if (axis >= t.rank) mismatch(place);
     if (e.is_symbol()) {
@@ -445,7 +449,7 @@ Tensor FrontDoor::infer_output(size_t index) const {
     const Expression& e = shape.dims[k];
     if (k == 0 && shape.leads_with_tokens() && bound_.lead_rank > 0) {
       for (int lead = 0; lead < bound_.lead_rank; ++lead) append(bound_.lead[lead]);
-    } else if (e.optional_axis && !bound_.symbols.has(e.steps[0].value)) {
+    } else if (e.optional_axis && bound_.optional_axis <= 0) {
       continue;
     } else {
       const Linear v = evaluate(e, bound_.symbols);

@@ -13,6 +13,7 @@ namespace ehc {
 struct Bound {
   SymbolValues symbols;
   DType activation = DType::none;
+  int optional_axis = -1;  // "G?": do the tensors of this call have it? -1: not known yet
   int lead_rank = 0;
   int64_t lead[kMaxRank] = {};
 

@@ -24,12 +24,8 @@ from engramhc.reference.gate import (
 )
 from engramhc.reference.optimizer import optimizer_step as run_optimizer
 
-UNIT = 2.0**-24
-TINY = 2.0**-149
-
-
-def sum_units(terms):
-    return (4 + np.sqrt(terms) / 2) * UNIT
+import error_bounds_mhc
+from running_error import TINY, UNIT, sum_units
 
 
 def _gate(residual, keys, weight_fused, eps, clamp):
@@ -447,6 +443,7 @@ BOUNDS = {
     "engram.conv_fwd": conv_fwd,
     "engram.layer_fwd": layer_fwd,
     "engram.kv_projection_fwd": kv_projection_fwd,
+    **error_bounds_mhc.BOUNDS,
 }
 
 

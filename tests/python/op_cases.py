@@ -2,18 +2,25 @@
 set of cases in which every pair of choices occurs, and a builder that turns a case into tensors.
 """
 
-import itertools
 import zlib
 
 import numpy as np
 from engramhc.reference import REFERENCE
 from engramhc.reference.dtypes import Tensor, encode
 
-TOKENS = [0, 1, 2, 31, 33]
-STREAMS = [1, 2, 3, 4, 5, 6, 7, 8]
-WIDTHS = [1, 7, 64, 96, 257, 576, 1000]
-ACTIVATIONS = ["F32", "BF16", "F16"]
-WEIGHTS = ["F32", "BF16"]
+import op_cases_mhc
+from case_tools import (
+    ACTIVATIONS,
+    STREAMS,
+    TOKENS,
+    WEIGHTS,
+    WIDTHS,
+    covering,
+    floats,
+    set_if,
+    targets,
+)
+
 MASKS = ["absent", "none", "all", "alternating", "first", "last"]
 SEQUENCES = ["absent", "one", "with empty", "every token"]
 
@@ -294,36 +301,6 @@ SPACES = {
 }
 
 
-def covering(space, seed):
-    """Few cases such that every pair of values of two factors occurs in one of them."""
-    generator = np.random.default_rng(seed)
-    names = list(space)
-    missing = {
-        ((a, i), (b, j))
-        for a, b in itertools.combinations(range(len(names)), 2)
-        for i in range(len(space[names[a]]))
-        for j in range(len(space[names[b]]))
-    }
-    cases = []
-    while missing:
-        # Start from a missing pair, then give every other factor its most useful value.
-        case = dict(min(missing))
-        for a in generator.permutation(len(names)).tolist():
-            if a in case:
-                continue
-            values = generator.permutation(len(space[names[a]])).tolist()
-            case[a] = max(
-                values,
-                key=lambda i: sum(
-                    (((a, i), (b, j)) if a < b else ((b, j), (a, i))) in missing
-                    for b, j in case.items()
-                ),
-            )
-        missing -= {pair for pair in itertools.combinations(sorted(case.items()), 2)}
-        cases.append({names[a]: space[names[a]][i] for a, i in sorted(case.items())})
-    return cases
-
-
 def mask_of(kind, shape):
     if kind == "absent":
         return {}
@@ -352,25 +329,6 @@ def sequences_of(kind, tokens, generator):
     return {"cu_seqlens": encode(np.array(bounds), "I32")}, len(bounds) - 1
 
 
-def floats(generator, shape, dtype, special="normal", center=0.0):
-    """Normal numbers around `center`, made special here and there."""
-    values = center + generator.standard_normal(shape)
-    flat = values.reshape(-1)
-    if special == "zero":
-        flat[:] = np.where(generator.random(flat.size) < 0.5, 0.0, -0.0)
-    elif special == "tiny":
-        flat *= 2.0**-20 if dtype == "F16" else 2.0**-135
-    elif special in ("nan", "inf") and flat.size:
-        chosen = generator.integers(0, flat.size, 2)
-        flat[chosen] = np.nan if special == "nan" else [np.inf, -np.inf]
-    elif special == "strange" and flat.size:
-        odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -3e-39, 3e38, 6e-8, 65520.0])
-        chosen = generator.random(flat.size) < 0.3
-        flat[chosen] = generator.choice(odd, int(chosen.sum()))
-    with np.errstate(over="ignore"):
-        return encode(values, dtype)
-
-
 def hide(tensor, mask, rows):
     """NaN into the rows of masked tokens, which nothing may read. `rows`: axes of one token."""
     if not mask:
@@ -378,10 +336,6 @@ def hide(tensor, mask, rows):
     unread = encode(np.float64(np.nan), tensor.dtype).data
     masked = mask["image_token_mask"].data.reshape(mask["image_token_mask"].shape + (1,) * rows)
     return Tensor(tensor.dtype, np.where(masked, unread, tensor.data))
-
-
-def set_if(**attrs):
-    return {name: value for name, value in attrs.items() if value is not None}
 
 
 def strings(generator, count, alphabet, broken):
@@ -501,11 +455,6 @@ def row_indices(g, shape, C, rows, dtype, content="mixed"):
     if content != "mixed":
         values[:] = -1 if content == "absent" else rows - 1
     return encode(values, dtype)
-
-
-def targets(g, **shapes):
-    """Accumulation targets; a shape of None: absent."""
-    return {x: floats(g, shape, "F32") for x, shape in shapes.items() if shape is not None}
 
 
 def gather_bwd(g, shape, C, hd, rows, dtype, indices, content, form, acc, special):
@@ -874,13 +823,17 @@ BUILDERS = {
 }
 
 
+SPACES |= op_cases_mhc.SPACES
+BUILDERS |= op_cases_mhc.BUILDERS
+
+
 def legal(name, case):
     """False for combinations that the contract forbids or leaves open."""
     if name == "engram.primes" and case["sizes"] == [2147483000]:
         return case["layers"] * case["heads"] <= 8  # a few primes are left below 2^31
     if name in ("engram.gate_bwd", "engram.layer_bwd") and case["d"] == 1:
         return case["special"] != "inf"  # inf times a difference that is 0 but for rounding
-    return True
+    return op_cases_mhc.legal(name, case)
 
 
 def cases_of(name):

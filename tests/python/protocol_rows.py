@@ -9,6 +9,8 @@ of a call; W = BF16/F32; X = decided by an attribute or by another tensor.
 Attributes: "name type [range] = default (with tensor)"; a type with slashes lists the legal words.
 """
 
+import protocol_rows_mhc
+
 _KV = ["kv? A[T,n+1,d]", "key? A[T,n,d]", "value? A[T,d]"]
 _GKV = ["grad_kv A[T,n+1,d]", "grad_key A[T,n,d]", "grad_value A[T,d]"]
 _STATISTICS = ["dot F32[T,n]", "alpha F32[T,n]", "rstd_residual F32[T,n]", "rstd_key F32[T,n]"]
@@ -312,14 +314,20 @@ ROWS = {
     ),
 }
 
+ROWS |= protocol_rows_mhc.ROWS
+
 # Rows that go beyond a table's notation.
 ONE_OF = {name: (["kv"], ["key", "value"]) for name, row in ROWS.items() if _KV[0] in row[1]}
 TOGETHER = {
     "engram.layer_fwd": [["conv_weight", "conv_norm_weight"]],
     "engram.layer_bwd": [["conv_weight", "conv_norm_weight"]],
     "engram.gate_bwd": [["dot", "alpha", "rstd_residual", "rstd_key"]],
+    **protocol_rows_mhc.TOGETHER,
 }
-NEEDS = {"engram.layer_fwd": {"state": "conv_weight"}}  # state: "only with a convolution"
+NEEDS = {
+    "engram.layer_fwd": {"state": "conv_weight"},  # "only with a convolution"
+    **protocol_rows_mhc.NEEDS,
+}
 # A symbol bound by an attribute: its value, or the length of its list plus a constant.
 BOUND_BY_ATTRIBUTE = {
     "engram.window": {"Nmax": "max_ngram"},

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from engramhc.reference.files import FileError, load, parse, serialize
 from engramhc.reference.tolerance import comparable, compare
 
 from broken_files import broken_files
+from legality import attributes_of, legal, outputs_of
 
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden"
 CASES = sorted(
@@ -37,6 +39,21 @@ def test_golden(path):
     for name, target in expected.items():
         result = compare(outputs[name], target, case["tolerance"][name])
         assert result.passed, f"{name}: {result.text}"
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.name.removesuffix(".safetensors"))
+def test_rows_describe_golden_cases(path):
+    """The inputs are legal and the outputs listed, with their dtypes."""
+    tensors, metadata = load(path)
+    case = json.loads(metadata["ehc"])
+    inputs = {name: t for name, t in tensors.items() if not name.startswith("expected.")}
+    assert legal(case["op"], inputs, case["set"])
+    assert set(case["set"]) <= set(attributes_of(case["op"]))
+    rows = outputs_of(case["op"])
+    for name, t in tensors.items():
+        if name.startswith("expected."):
+            row = rows[re.sub(r"\.\d+$", ".L", name.removeprefix("expected."))]
+            assert row["class"] == "X" or t.dtype in row["dtypes"]
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F8_E4M3"])

@@ -10,42 +10,9 @@ from engramhc.reference import run
 from engramhc.reference.dtypes import Tensor, encode
 from engramhc.reference.tolerance import compare
 
+from finite_differences import ROUNDED, check_gradients, single_numbers, singles
+
 EPS, CLAMP, CONV_EPS = 1e-6, 1e-6, 1e-5
-EXACT = 2e-7  # F32 outputs of exact formulas, beside the largest element of their tensor
-ROUNDED = 1e-6  # the same where the statistics of the gate are rounded to F32
-
-
-def single_numbers(generator, *shape, center=0.0):
-    """float64 values that F32 holds exactly."""
-    return (center + generator.standard_normal(shape)).astype(np.float32).astype(np.float64)
-
-
-def singles(arrays):
-    return {name: encode(array, "F32") for name, array in arrays.items()}
-
-
-def central_differences(function, arrays, name, step):
-    """d function(arrays) / d arrays[name], element by element."""
-    gradient = np.zeros(arrays[name].shape)
-    for place in np.ndindex(*gradient.shape):
-        ends = []
-        for shift in (step, -step):
-            moved = arrays[name].copy()
-            moved[place] += shift
-            ends.append(function({**arrays, name: moved}))
-        gradient[place] = (ends[0] - ends[1]) / (2 * step)
-    return gradient
-
-
-def check_gradients(function, arrays, gradients, step=1e-6, tolerance=EXACT):
-    """`gradients`: tensors by the name of the array they belong to."""
-    for name, got in gradients.items():
-        wanted = central_differences(function, arrays, name, step)
-        assert got.shape == wanted.shape, name
-        error = np.abs(got.decode() - wanted).max(initial=0.0)  # NaN stays NaN, and fails
-        largest = np.abs(wanted).max(initial=0.0)
-        noise = 1e-15 / step if tolerance else 0.0  # of the differences, where all is tiny
-        assert error <= tolerance * largest + noise, f"{name}: {error} beside {largest}"
 
 
 # --- linear in every input: differences of whole numbers are exact -------------------------------

@@ -15,7 +15,25 @@ from __future__ import annotations
 
 from typing import Callable
 
-from . import addressing, conv, gate, layer, optimizer, rows, text
+import numpy as np
+
+from . import (
+    addressing,
+    conv,
+    gate,
+    layer,
+    mhc_mixes,
+    mhc_monitors,
+    mhc_pre,
+    mhc_projection,
+    mhc_recompute,
+    mhc_seams,
+    mhc_sinkhorn,
+    mhc_streams,
+    optimizer,
+    rows,
+    text,
+)
 from .dtypes import Tensor, tensor
 
 _FUNCTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
@@ -46,12 +64,47 @@ _FUNCTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
     "engram.sinkhorn_step_reduce": optimizer.sinkhorn_step_reduce,
     "engram.sinkhorn_finalize": optimizer.sinkhorn_finalize,
     "engram.optimizer_step": optimizer.optimizer_step,
+    "mhc.expand_fwd": mhc_streams.expand_fwd,
+    "mhc.expand_bwd": mhc_streams.expand_bwd,
+    "mhc.merge_fwd": mhc_projection.merge_fwd,
+    "mhc.merge_bwd": mhc_projection.merge_bwd,
+    "mhc.prenorm_gemm": mhc_projection.prenorm_gemm,
+    "mhc.reduce_partials_fwd": mhc_projection.reduce_partials_fwd,
+    "mhc.reduce_partials_bwd": mhc_projection.reduce_partials_bwd,
+    "mhc.norm_fn_bwd": mhc_projection.norm_fn_bwd,
+    "mhc.split_fwd": mhc_mixes.split_fwd,
+    "mhc.split_bwd": mhc_mixes.split_bwd,
+    "mhc.split_bwd_reduce": mhc_mixes.split_bwd_reduce,
+    "mhc.sinkhorn_fwd": mhc_sinkhorn.sinkhorn_fwd,
+    "mhc.sinkhorn_bwd": mhc_sinkhorn.sinkhorn_bwd,
+    "mhc.pre_apply_fwd": mhc_streams.pre_apply_fwd,
+    "mhc.pre_apply_bwd": mhc_streams.pre_apply_bwd,
+    "mhc.pre_big_fuse": mhc_pre.pre_big_fuse,
+    "mhc.post_fwd": mhc_streams.post_fwd,
+    "mhc.post_bwd": mhc_streams.post_bwd,
+    "mhc.head_mix_fwd": mhc_mixes.head_mix_fwd,
+    "mhc.head_mix_bwd": mhc_mixes.head_mix_bwd,
+    "mhc.multilayer_recompute": mhc_recompute.multilayer_recompute,
+    "mhc.plan_recompute": mhc_recompute.plan_recompute,
+    "mhc.amax_gain": mhc_monitors.amax_gain,
+    "mhc.defect": mhc_monitors.defect,
+    "mhc.pre_fwd": mhc_pre.pre_fwd,
+    "mhc.pre_bwd": mhc_pre.pre_bwd,
+    "mhc.head_fwd": mhc_pre.head_fwd,
+    "mhc.head_bwd": mhc_pre.head_bwd,
+    "mhc.seam_classic_fwd": mhc_seams.seam_classic_fwd,
+    "mhc.seam_classic_bwd": mhc_seams.seam_classic_bwd,
+    "mhc.seam_single_pass_fwd": mhc_seams.seam_single_pass_fwd,
+    "mhc.seam_single_pass_bwd": mhc_seams.seam_single_pass_bwd,
+    "mhc.seam_broadcast_fwd": mhc_seams.seam_broadcast_fwd,
+    "mhc.seam_broadcast_bwd": mhc_seams.seam_broadcast_bwd,
 }
 
 
 def _operator(function: Callable[..., dict[str, Tensor]]):
     def call(inputs: dict, attrs: dict) -> dict[str, Tensor]:
-        return function(**{name: tensor(array) for name, array in inputs.items()}, **attrs)
+        with np.errstate(all="ignore"):  # NaN and infinities come and go as the formulas say
+            return function(**{name: tensor(array) for name, array in inputs.items()}, **attrs)
 
     return call
 

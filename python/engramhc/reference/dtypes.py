@@ -34,6 +34,7 @@ _FORMATS = {
     "F16": (11, -14, 65504.0),
     "BF16": (8, -126, (2.0 - 2.0**-7) * 2.0**127),
     "F8_E4M3": (4, -6, 448.0),
+    "TF32": (11, -126, (2.0 - 2.0**-10) * 2.0**127),  # no tensor has it; operands are rounded to it
 }
 _PLAIN = {
     "float32": "F32",
@@ -151,6 +152,6 @@ def single(value: float) -> float:
     return float(np.float32(value))
 
 
-def accumulated(target: Tensor | None, gradient: np.ndarray) -> Tensor:
-    """target + gradient as F32, or the gradient alone without a target of accumulation."""
-    return encode(gradient if target is None else target.decode() + gradient, "F32")
+def accumulated(target: Tensor | None, gradient: np.ndarray, dtype: str = "F32") -> Tensor:
+    """target + gradient as `dtype`, or the gradient alone without a target of accumulation."""
+    return encode(gradient if target is None else target.decode() + gradient, dtype)

@@ -6,7 +6,7 @@
 #include "core/workspace.h"
 #include "ops/engram/gate_bwd/gate_bwd_args.h"
 #include "ops/engram/shared/gate_call.h"
-#include "ops/engram/shared/token_chunks.h"
+#include "core/token_chunks.h"
 
 namespace ehc::engram {
 

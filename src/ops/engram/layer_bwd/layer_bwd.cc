@@ -12,7 +12,7 @@
 #include "ops/engram/shared/gate_bwd_call.h"
 #include "ops/engram/shared/layer_bwd_reference.h"
 #include "ops/engram/shared/sequences.h"
-#include "ops/engram/shared/token_chunks.h"
+#include "core/token_chunks.h"
 
 namespace ehc::engram {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace ehc::engram {
+namespace ehc {
 
 // At least 8, and so many that there are at most 128 chunks.
 inline int64_t tokens_of_chunk(int64_t tokens) {
@@ -17,4 +17,4 @@ inline int64_t chunks_of_tokens(int64_t tokens) {
   return tokens / size + (tokens % size != 0 ? 1 : 0);
 }
 
-}  // namespace ehc::engram
+}  // namespace ehc
