@@ -50,7 +50,8 @@ stage_asan() {  # clang, so that one build serves the fuzz targets too
   seq 0 $((jobs - 1)) | xargs -P "$jobs" -I{} env GTEST_SHARD_INDEX={} build/asan/bin/ehc_tests --gtest_brief=1
 }
 stage_tsan() {
-  # What runs on several threads; the rest costs minutes here and shows nothing.
+  # What runs on several threads; the rest costs minutes here and shows nothing. The build has the
+  # files with such names alone (tests/CMakeLists.txt).
   local filter='ThreadPool.*:Parallel*.*:Context.*:CApi.*:*Threads*'
   build tsan ehc_tests
   build/tsan/bin/ehc_tests --gtest_brief=1 --gtest_filter="$filter"

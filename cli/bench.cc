@@ -23,18 +23,6 @@ int64_t count_rows(const Tensor& indices) {
   return rows;
 }
 
-// The optimizer's step works on an update in its workspace: written once, read once by each of
-// `repeat` rounds and by the last pass.
-double bytes_of_update(const CaseInputs& inputs) {
-  const Schema& schema = inputs.op().schema;
-  if (schema.name != "engram.optimizer_step") return 0;
-  DynamicCall call(inputs.op());
-  inputs.prepare(call);
-  const auto repeat = static_cast<size_t>(schema.attribute_index("repeat"));
-  const auto elements = static_cast<double>(inputs.input("weight")->numel());
-  return 4 * elements * static_cast<double>(2 + call.attribute(repeat).integer);
-}
-
 double seconds_of(const Context& context, const std::function<void()>& work) {
   if (context.device() == Device::cuda) {
     return cuda_timing::time_on_stream(context.device_index(), context.stream(), work);
@@ -49,7 +37,9 @@ double seconds_of(const Context& context, const std::function<void()>& work) {
 double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs) {
   const Tensor* addresses = inputs.input("ids");
   if (addresses == nullptr) addresses = inputs.input("indices");
-  double bytes = bytes_of_update(inputs);
+  const Schema& schema = inputs.op().schema;
+  const bool has_passes = schema.workspace_traffic.count > 0;
+  double bytes = has_passes ? static_cast<double>(inputs.value_of(schema.workspace_traffic)) : 0;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const TensorSpec& spec = inputs.spec_of(i);
     const Tensor& t = spec.is_output ? outputs[i] : inputs.tensors()[i];

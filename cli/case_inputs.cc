@@ -70,8 +70,7 @@ bool is_case_word(std::string_view key) {
   return std::find(std::begin(kWords), std::end(kWords), key) != std::end(kWords);
 }
 
-// Value of a dimension; -1 when a symbol is missing or a division leaves a rest.
-int64_t CaseInputs::dimension(const Expression& e) const {
+int64_t CaseInputs::value_of(const Expression& e) const {
   const Linear v = evaluate(e, values_);
   return v.solvable && v.unknown < 0 ? v.value : -1;
 }
@@ -192,7 +191,7 @@ void CaseInputs::relate_symbols() {
     if (!present_[s.tensor_index] && !values_.has(s.index)) values_.set(s.index, s.value);
   }
   for (const Relation& r : kRelations) {
-    const int64_t value = dimension(r.expression);
+    const int64_t value = value_of(r.expression);
     if (value >= 0 && !values_.has(r.result)) values_.set(r.result, value);
   }
 }
@@ -203,7 +202,7 @@ void CaseInputs::number_slots() {
     const TensorSpec& spec = op_.schema.tensors[i];
     int64_t count = 1;
     if (spec.is_list) {
-      count = spec.is_output || present_[i] ? dimension(spec.length) : 0;
+      count = spec.is_output || present_[i] ? value_of(spec.length) : 0;
       if (count < 0) fail_case("'" + std::string(spec.name) + "': its length has no value");
     }
     for (int64_t e = 0; e < count; ++e) slots_.push_back({i, static_cast<size_t>(e)});
@@ -220,14 +219,14 @@ void CaseInputs::make_tensor(size_t slot) {
   double elements = 1;
   for (uint8_t k = 0; k < spec.shape.rank; ++k) {
     const Expression& e = spec.shape.dims[k];
-    if (e.optional_axis && dimension(e) < 0) continue;
+    if (e.optional_axis && value_of(e) < 0) continue;
     if (k == 0 && op_.schema.flattens && is_token_axis(e) && lead_.size() > 1) {
       if (lead_.size() + spec.shape.rank - 1 > kMaxRank) fail_case("T: too many dimensions");
       for (const int64_t dim : lead_) shape[rank++] = dim;
       elements *= static_cast<double>(tokens());
       continue;
     }
-    const int64_t dim = dimension(e);
+    const int64_t dim = value_of(e);
     if (dim < 0) {
       fail_case("tensor '" + std::string(spec.name) + "' " + std::string(spec.pattern) +
                 ": a symbol has no value, or the dimension is no integer >= 0");

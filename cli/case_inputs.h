@@ -34,6 +34,8 @@ class CaseInputs {
   [[nodiscard]] int lead_rank() const { return static_cast<int>(lead_.size()); }
   // 0 when the case does not have the symbol.
   [[nodiscard]] int64_t value_of(Symbol s) const { return values_.has(s) ? values_.value[s] : 0; }
+  // -1 when a symbol is missing or a division leaves a rest.
+  [[nodiscard]] int64_t value_of(const Expression& e) const;
 
   // Sets the case's attributes and the lengths of its lists; inputs are the caller's to place.
   void prepare(DynamicCall& call) const;
@@ -49,7 +51,6 @@ class CaseInputs {
   void fill_integers(size_t slot, uint64_t seed);
   void fill_floats(size_t slot, uint64_t seed);
   void hide_masked_rows();
-  [[nodiscard]] int64_t dimension(const Expression& e) const;
   [[noreturn]] void fail_case(const std::string& what) const;
 
   const Operator& op_;

@@ -29,9 +29,10 @@ int token_axis(const Shape& shape) {
   return -1;
 }
 
-// Does a token's output depend on that token alone (class B, and no sequence or state)?
+// Does a token's output depend on that token alone (no sequence or state), whatever T is? Backward
+// operators do not promise it.
 bool tokens_are_independent(const Schema& schema) {
-  if (schema.name.ends_with("_bwd") || schema.name == "engram.kv_projection_fwd") return false;
+  if (schema.name.ends_with("_bwd") || schema.is_batch_dependent) return false;
   bool any = false;
   for (const TensorSpec& s : schema.tensors) {
     if (s.name == "cu_seqlens" || s.name == "state") return false;

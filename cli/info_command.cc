@@ -28,15 +28,12 @@ void run() {
 #else
   fmt::print("matrix product      built in\n");
 #endif
-#if EHC_HAS_CUDA
+  if (!cuda_support::is_built()) return fmt::print("CUDA                not in this build\n");
   const int devices = cuda_support::device_count();
   fmt::print("CUDA                built in, {} device{}\n", devices, devices == 1 ? "" : "s");
   for (int i = 0; i < devices; ++i) {
     fmt::print("cuda:{}              {}\n", i, cuda_support::describe_device(i));
   }
-#else
-  fmt::print("CUDA                not in this build\n");
-#endif
 }
 
 }  // namespace

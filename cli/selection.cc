@@ -5,11 +5,6 @@
 
 namespace ehc::cli {
 
-bool names_implementation(std::string_view wanted, std::string_view name) {
-  if (wanted.empty() || wanted == name) return true;
-  return name.size() > wanted.size() && name.starts_with(wanted) && name[wanted.size()] == '.';
-}
-
 std::vector<const Operator*> select_operators(const std::vector<std::string>& names) {
   std::vector<const Operator*> list;
   for (const std::string& name : names) {

@@ -118,6 +118,39 @@ double mean_of(const std::vector<float>& values, size_t count) {
 // Steps whose mean loss is reported as that of the whole run.
 constexpr size_t kLastSteps = 50;
 
+// Learns until there is a loss for every step.
+void take_steps(const Options& options, const TrainSettings& settings, TrainText& text,
+                TrainModel& model, std::vector<float>& losses) {
+  const auto steps = static_cast<size_t>(options.steps);
+  Progress progress("training", steps);
+  while (losses.size() < steps) {
+    const Batch& batch = text.batch_of(static_cast<int64_t>(losses.size()));
+    const double loss = model.forward(batch);
+    if (!std::isfinite(loss)) {
+      throw Error(ErrorKind::contract,
+                  fmt::format("step {}: the loss is {}; take smaller rates", losses.size(), loss));
+    }
+    model.learn(batch);
+    losses.push_back(static_cast<float>(loss));
+    progress.show(losses.size(), fmt::format("loss {:.4f}", loss));
+    const bool is_last = losses.size() == steps;
+    if (!options.checkpoint.empty() &&
+        (is_last || losses.size() % static_cast<size_t>(options.every) == 0)) {
+      save_checkpoint(options.checkpoint, model.parameters(), losses, settings);
+    }
+  }
+}
+
+// Losses of the same steps when the frequencies of the classes are all that is known.
+std::vector<float> unigram_losses(TrainText& text, size_t steps) {
+  std::vector<float> losses;
+  for (size_t step = 0; step < steps; ++step) {
+    losses.push_back(
+        static_cast<float>(text.unigram_loss(text.batch_of(static_cast<int64_t>(step)))));
+  }
+  return losses;
+}
+
 Json run_training(const Options& options) {
   const text::TokenMap map = text::TokenMap::load(options.map);
   const tables::HashLayout layout = tables::HashLayout::load(options.layout);
@@ -151,35 +184,12 @@ Json run_training(const Options& options) {
     losses = load_checkpoint(options.checkpoint, model.parameters(), settings);
   }
   const size_t resumed = losses.size();
-  const auto steps = static_cast<size_t>(options.steps);
   const auto start = std::chrono::steady_clock::now();
-  {
-    Progress progress("training", steps);
-    while (losses.size() < steps) {
-      const Batch& batch = text.batch_of(static_cast<int64_t>(losses.size()));
-      const double loss = model.forward(batch);
-      if (!std::isfinite(loss)) {
-        throw Error(ErrorKind::contract, fmt::format("step {}: the loss is {}; take smaller rates",
-                                                     losses.size(), loss));
-      }
-      model.learn(batch);
-      losses.push_back(static_cast<float>(loss));
-      progress.show(losses.size(), fmt::format("loss {:.4f}", loss));
-      const bool is_last = losses.size() == steps;
-      if (!options.checkpoint.empty() &&
-          (is_last || losses.size() % static_cast<size_t>(options.every) == 0)) {
-        save_checkpoint(options.checkpoint, model.parameters(), losses, settings);
-      }
-    }
-  }
+  take_steps(options, settings, text, model, losses);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
-  std::vector<float> unigram;
-  for (size_t step = 0; step < losses.size(); ++step) {
-    unigram.push_back(
-        static_cast<float>(text.unigram_loss(text.batch_of(static_cast<int64_t>(step)))));
-  }
+  const std::vector<float> unigram = unigram_losses(text, losses.size());
   const size_t last = std::min(kLastSteps, losses.size());
   const double done = static_cast<double>(losses.size() - resumed);
   Json json;

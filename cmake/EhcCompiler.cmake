@@ -18,6 +18,8 @@ set(EHC_OPTIMISE_KERNELS -O3)
 if(EHC_SANITIZE)
   set(EHC_OPTIMISE -O1)
   set(EHC_OPTIMISE_KERNELS -O1)
+elseif(CMAKE_BUILD_TYPE STREQUAL "Debug")
+  set(EHC_OPTIMISE_KERNELS -O0)
 endif()
 set(CMAKE_CXX_FLAGS_RELEASE "${EHC_OPTIMISE} -g1")
 set(CMAKE_C_FLAGS_RELEASE "${EHC_OPTIMISE} -g1")
@@ -25,8 +27,10 @@ set(CMAKE_C_FLAGS_RELEASE "${EHC_OPTIMISE} -g1")
 find_program(EHC_CCACHE ccache)
 if(EHC_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${EHC_CCACHE})
-  # Without this ccache leaves alone what uses a precompiled header.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${EHC_CCACHE})
+  # The base makes paths relative, so that build trees share objects; without the sloppiness ccache
+  # leaves alone what uses a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+    CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros ${EHC_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${EHC_CCACHE})
 endif()
 
@@ -80,7 +84,9 @@ endif()
 
 # --- instruction sets: every <op>_cpu.cc is compiled once for each --------------------------------
 set(EHC_ALL_ISAS generic)
-set(EHC_ISA_FLAGS_generic -O2)  # plain loops: more unrolling costs minutes and gains little
+if(EHC_OPTIMISE_KERNELS STREQUAL "-O3")
+  set(EHC_ISA_FLAGS_generic -O2)  # plain loops: more unrolling costs minutes and gains little
+endif()
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   list(APPEND EHC_ALL_ISAS avx2 avx512 avx512bf16)
   set(EHC_ISA_FLAGS_avx2 -march=x86-64-v3)

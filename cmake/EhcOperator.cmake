@@ -35,6 +35,8 @@ function(ehc_operator path)
   foreach(kind cuda sm90)
     if(EHC_HAS_CUDA AND EXISTS ${folder}/${op}_${kind}.cu)
       target_sources(ehc_cuda PRIVATE ${folder}/${op}_${kind}.cu)
+      # Not for every file, so that ccache shares the others with a build without CUDA.
+      set_property(SOURCE ${folder}/${op}.cc PROPERTY COMPILE_DEFINITIONS EHC_HAS_CUDA=1)
     endif()
   endforeach()
   set_property(GLOBAL APPEND PROPERTY EHC_OPERATORS ${path})

@@ -393,14 +393,6 @@ TEST(Check, ACaseThatCannotRunIsADifference) {
   EXPECT_THAT(report.failures[0].what, testing::HasSubstr("attribute 'eps'"));
 }
 
-TEST(Check, NamesOfImplementations) {
-  EXPECT_TRUE(names_implementation("", "cpu.avx2"));
-  EXPECT_TRUE(names_implementation("cpu", "cpu.avx2"));
-  EXPECT_TRUE(names_implementation("cpu.avx2", "cpu.avx2"));
-  EXPECT_FALSE(names_implementation("cpu.avx", "cpu.avx2"));
-  EXPECT_FALSE(names_implementation("cuda", "cpu"));
-}
-
 // --- bytes ---------------------------------------------------------------------------------------
 
 double bytes_of_case(const std::string& text) {
@@ -435,6 +427,10 @@ TEST(Bytes, FollowTheContract) {
   EXPECT_EQ(
       bytes_of_case("engram.gather_fwd T=10 Nmax=3 Kh=2 rows=100000 hd=8 table=BF16 index=none"),
       10 * 4 * (8 * 2 + 4));
+  // Optimizer: 16 + 4 repeat + 12 bytes an element, 5 rounds when nothing is said.
+  const std::string step = "engram.optimizer_step rows=30 hd=7 weight=F32 grad=F32 momentum=F32";
+  EXPECT_EQ(bytes_of_case(step + " lr=1 eps=1"), 30 * 7 * (16 + 4 * 5 + 12));
+  EXPECT_EQ(bytes_of_case(step + " lr=1 eps=1 repeat=8"), 30 * 7 * (16 + 4 * 8 + 12));
 }
 
 TEST(Bench, TimesACaseAndACall) {

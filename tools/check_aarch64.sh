@@ -8,7 +8,7 @@ if ! command -v aarch64-linux-gnu-g++ >/dev/null; then
   echo "aarch64-linux-gnu-g++ not found; install g++-aarch64-linux-gnu" >&2
   exit 1
 fi
-cmake -G Ninja -S . -B "$build" --toolchain cmake/aarch64.cmake -DCMAKE_BUILD_TYPE=Release \
+cmake -G Ninja -S . -B "$build" --toolchain cmake/aarch64.cmake -DCMAKE_BUILD_TYPE=Debug \
   -DEHC_DEVELOPER=OFF -DEHC_WERROR=ON -DEHC_CUDA=OFF -DEHC_BLAS=OFF >/dev/null
 cmake --build "$build" --target ehc
 library=$(readlink -f "$build/lib/libehc.so")

@@ -7,6 +7,7 @@
 
 namespace ehc::cuda_support {
 
+bool is_built();
 // Throws Error{unavailable} unless the build has CUDA and device `index` is there.
 void require_device(int index);
 // Name and compute capability, e.g. "NVIDIA H200, sm_90"; throws like require_device.

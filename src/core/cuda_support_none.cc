@@ -11,6 +11,7 @@ namespace {
 }
 }  // namespace
 
+bool is_built() { return false; }
 void require_device(int) { no_cuda(); }
 std::string describe_device(int) { no_cuda(); }
 int device_count() { return 0; }

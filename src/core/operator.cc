@@ -4,21 +4,20 @@
 
 namespace ehc {
 
-namespace {
-
-// "cpu" names every "cpu.*".
-bool selected(const Implementation& impl, std::string_view wanted) {
-  return wanted.empty() || impl.name == wanted ||
-         (impl.name.size() > wanted.size() && impl.name.substr(0, wanted.size()) == wanted &&
-          impl.name[wanted.size()] == '.');
+bool names_implementation(std::string_view wanted, std::string_view name) {
+  if (wanted.empty() || wanted == name) return true;
+  return name.size() > wanted.size() && name.starts_with(wanted) && name[wanted.size()] == '.';
 }
+
+namespace {
 
 // The first implementation that takes the call, or null. Those before it go to `refused`.
 const Implementation* choose(const Operator& op, const Call& call,
                              std::vector<Plan::Refusal>* refused) {
   const std::string& wanted = call.context.implementation();
   for (const Implementation& impl : op.implementations) {
-    if (impl.device != call.context.device() || !selected(impl, wanted)) continue;
+    if (impl.device != call.context.device()) continue;
+    if (!names_implementation(wanted, impl.name)) continue;
     const std::string_view reason = impl.refuse != nullptr ? impl.refuse(call) : std::string_view();
     if (reason.empty()) return &impl;
     if (refused != nullptr) refused->push_back({impl.name, reason});

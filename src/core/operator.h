@@ -33,6 +33,9 @@ struct Implementation {
   size_t (*workspace)(const Call& call) = nullptr;
 };
 
+// Whether `wanted` names the implementation or its family ("cpu" all "cpu.*"), or is empty.
+bool names_implementation(std::string_view wanted, std::string_view name);
+
 struct Operator {
   Schema schema;
   std::span<const Implementation> implementations;
@@ -83,10 +86,6 @@ template <class P>
 Plan plan(const Operator& op, const Context& context, const P& params) {
   alignas(P) std::byte flattened[sizeof(P)];
   return plan(op, context, Arguments{&params, nullptr, flattened});
-}
-template <class P>
-size_t workspace_bytes(const Operator& op, const Context& context, const P& params) {
-  return plan(op, context, params).workspace_bytes;
 }
 
 }  // namespace ehc

@@ -139,6 +139,12 @@ struct TensorSpec {
     copy.dtype_source = source;
     return copy;
   }
+  // The dtype is that of this input, whatever the list of the pattern allows.
+  constexpr TensorSpec typed_like(std::string_view input) const {
+    TensorSpec copy = dtype_from(input);
+    copy.dtype_rule = DTypeRule::given;
+    return copy;
+  }
   // Another layout of the same output under "attribute=value".
   constexpr TensorSpec or_shape(std::string_view when, std::string_view pattern_text) const {
     TensorSpec copy = *this;
@@ -232,6 +238,14 @@ struct SymbolDefault {
   uint8_t tensor_index = 0;
 };
 
+// What a call moves beside its tensors: bytes of passes over its workspace.
+struct WorkspaceTraffic {
+  Expression bytes;
+};
+
+// A token's bits may depend on the rest of the batch, as with a platform's matrix product.
+struct BatchDependent {};
+
 // --- the schema ----------------------------------------------------------------------------------
 
 inline constexpr size_t kMaxTensors = 48;
@@ -253,6 +267,8 @@ struct Schema {
   TensorSet inputs = 0;
   TensorSet required_inputs = 0;
   TensorSet lists = 0;
+  Expression workspace_traffic{};  // in bytes; empty: none
+  bool is_batch_dependent = false;
   size_t params_size = 0;  // of the parameter struct
 
   // Of a list also by the name of one of its tensors.

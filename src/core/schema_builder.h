@@ -185,6 +185,10 @@ constexpr SymbolDefault default_symbol(std::string_view name, int64_t value,
   return {name, value, unless_tensor};
 }
 
+constexpr WorkspaceTraffic workspace_traffic(std::string_view bytes) {
+  return {parse::expression(bytes)};
+}
+
 // Storage of a table; `view` is what the rest of the library sees.
 struct Table {
   std::string_view name;
@@ -203,11 +207,15 @@ struct Table {
   TensorSet inputs = 0;
   TensorSet required_inputs = 0;
   TensorSet lists = 0;
+  Expression traffic{};  // of the workspace
+  bool is_batch_dependent = false;
 
   constexpr void add(const TensorSpec& s) { tensors[tensor_count++] = s; }
   constexpr void add(const AttributeSpec& s) { attributes[attribute_count++] = s; }
   constexpr void add(const GroupSpec& s) { groups[group_count++] = s; }
   constexpr void add(const SymbolDefault& s) { defaults[default_count++] = s; }
+  constexpr void add(const WorkspaceTraffic& t) { traffic = t.bytes; }
+  constexpr void add(BatchDependent) { is_batch_dependent = true; }
   // Several items at once, for groups of tensors that operators share.
   template <class... Items>
   constexpr void add(const std::tuple<Items...>& items) {
@@ -227,6 +235,8 @@ struct Table {
             inputs,
             required_inputs,
             lists,
+            traffic,
+            is_batch_dependent,
             0};
   }
 };

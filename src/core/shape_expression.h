@@ -41,6 +41,7 @@ inline constexpr SymbolInfo kSymbols[] = {
     {"U", 0, kUnlimited},           // unique rows (capacity)
     {"group", 1, kUnlimited},       // values per scale
     {"dilation", 1, kUnlimited},    // distance of taps
+    {"repeat", 1, 64},              // rounds of a Sinkhorn iteration
     {"text_bytes", 0, kUnlimited},  // bytes of concatenated texts
     {"raw_bytes", 0, kUnlimited},   // bytes of concatenated raw tokens
     {"blocks", 1, kUnlimited},      // blocks of recomputed layers

@@ -318,6 +318,14 @@ TEST_F(FrontDoor, LeadingDimensionsFlatten) {
   EXPECT_THAT(check(), testing::StartsWith("toy: tensor 'x': expected F32")) << "T overflows";
 }
 
+TEST(Operator, NamesOfImplementations) {
+  EXPECT_TRUE(names_implementation("", "cpu.avx2"));
+  EXPECT_TRUE(names_implementation("cpu", "cpu.avx2"));
+  EXPECT_TRUE(names_implementation("cpu.avx2", "cpu.avx2"));
+  EXPECT_FALSE(names_implementation("cpu.avx", "cpu.avx2"));
+  EXPECT_FALSE(names_implementation("cuda", "cpu"));
+}
+
 TEST_F(FrontDoor, ChoiceOfImplementation) {
   Context context = Context::cpu(1);
   std::string log;
@@ -329,7 +337,7 @@ TEST_F(FrontDoor, ChoiceOfImplementation) {
   p.both = tensor({3, 3, 5});
   p.out = tensor({3, 2, 5});
   EXPECT_EQ(message_of([&] { call(p); }), "toy: workspace: expected at least 48 bytes, got 0");
-  EXPECT_EQ(workspace_bytes(kOperator, context, p), 48U);
+  EXPECT_EQ(plan(kOperator, context, p).workspace_bytes, 48U);
   std::vector<char> scratch(48);
   context.set_workspace(scratch.data(), scratch.size());
   call(p);

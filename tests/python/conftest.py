@@ -12,6 +12,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = ROOT / os.environ.get("EHC_BUILD", "build/cpu")
 sys.path.insert(0, str(ROOT / "python"))
 
 from engramhc.reference.files import load, save  # noqa: E402
@@ -92,8 +93,7 @@ class Program:
 
 @pytest.fixture(scope="session")
 def ehc(tmp_path_factory):
-    build = pathlib.Path(os.environ.get("EHC_BUILD", "build/cpu"))
-    path = (build if build.is_absolute() else ROOT / build) / "bin" / "ehc"
+    path = BUILD / "bin" / "ehc"
     if not path.exists():
         pytest.fail(f"{path} is missing: build it, or name another build folder in EHC_BUILD")
     return Program(path, tmp_path_factory.mktemp("ehc"))

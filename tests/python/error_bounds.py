@@ -306,7 +306,9 @@ def _convolution_gradients(grad, v, relative, inputs, attrs):
     of_mixed_error = np.abs(grad) * slope_error + 2 * UNIT * of_mixed
 
     def spread(of_c, u):
-        of_rows, of_weight = causal_convolution_gradients(of_c, u, weight, dilation, sequences)
+        of_rows, of_weight = causal_convolution_gradients(
+            of_c, u, weight, masked, dilation, sequences
+        )
         return _hidden(masked, of_rows), of_weight
 
     exact = convolution_gradients(

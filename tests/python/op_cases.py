@@ -24,6 +24,48 @@ from case_tools import (
 MASKS = ["absent", "none", "all", "alternating", "first", "last"]
 SEQUENCES = ["absent", "one", "with empty", "every token"]
 
+# Factors that a forward and its backward share.
+PROJECTION = {
+    "shape": [(0,), (1,), (2,), (31,), (3, 11)],
+    "n": STREAMS,
+    "d": [1, 7, 64, 257],
+    "E": [1, 7, 96, 1000],
+    "dtype": ACTIVATIONS,
+}
+GATE = {
+    "shape": [(0,), (1,), (2,), (31,), (33,), (3, 11), (2, 0), (2, 1, 3)],
+    "n": STREAMS,
+    "d": WIDTHS,
+    "dtype": ACTIVATIONS,
+    "mask": MASKS,
+    "packed": [False, True],
+}
+CONVOLUTION = {
+    "T": TOKENS,
+    "n": STREAMS,
+    "d": WIDTHS,
+    "dtype": ACTIVATIONS,
+    "weight": WEIGHTS,
+    "norm": WEIGHTS,
+    "w": [1, 2, 4],
+    "dilation": [1, 3],
+    "mask": MASKS,
+    "sequences": SEQUENCES,
+}
+LAYER = {
+    "T": TOKENS,
+    "n": STREAMS,
+    "d": WIDTHS,
+    "dtype": ACTIVATIONS,
+    "hidden": WEIGHTS,
+    "embed": WEIGHTS,
+    "packed": [False, True],
+    "conv": [None, (1, 2), (2, 1), (4, 3)],
+    "norm": WEIGHTS,
+    "mask": MASKS,
+    "sequences": SEQUENCES,
+}
+
 SPACES = {
     "engram.token_map": {
         "V": [0, 1, 2, 33, 400],
@@ -133,20 +175,12 @@ SPACES = {
         "scale": ["usual", "any"],
     },
     "engram.kv_projection_fwd": {
-        "shape": [(0,), (1,), (2,), (31,), (3, 11)],
-        "n": STREAMS,
-        "d": [1, 7, 64, 257],
-        "E": [1, 7, 96, 1000],
-        "dtype": ACTIVATIONS,
+        **PROJECTION,
         "bias": [False, True],
         "special": ["normal", "nan"],
     },
     "engram.kv_projection_bwd": {
-        "shape": [(0,), (1,), (2,), (31,), (3, 11)],
-        "n": STREAMS,
-        "d": [1, 7, 64, 257],
-        "E": [1, 7, 96, 1000],
-        "dtype": ACTIVATIONS,
+        **PROJECTION,
         "weight acc": [False, True],
         "bias acc": [False, True],
         "special": ["normal", "nan"],
@@ -159,24 +193,14 @@ SPACES = {
         "special": ["normal", "strange"],
     },
     "engram.gate_fwd": {
-        "shape": [(0,), (1,), (2,), (31,), (33,), (3, 11), (2, 0), (2, 1, 3)],
-        "n": STREAMS,
-        "d": WIDTHS,
-        "dtype": ACTIVATIONS,
-        "mask": MASKS,
-        "packed": [False, True],
+        **GATE,
         "mode": ["add", "value", "stats"],
         "run": ["plain", "save", "inplace"],
         "eps": [1e-20, 1e-6],
         "special": ["normal", "nan", "inf", "zero", "tiny"],
     },
     "engram.gate_bwd": {
-        "shape": [(0,), (1,), (2,), (31,), (33,), (3, 11), (2, 0), (2, 1, 3)],
-        "n": STREAMS,
-        "d": WIDTHS,
-        "dtype": ACTIVATIONS,
-        "mask": MASKS,
-        "packed": [False, True],
+        **GATE,
         "saved": [False, True],
         "value path": [False, True],
         "eps": [1e-20, 1e-6],
@@ -194,63 +218,25 @@ SPACES = {
         "special": ["normal", "nan", "inf"],
     },
     "engram.conv_fwd": {
-        "T": TOKENS,
-        "n": STREAMS,
-        "d": WIDTHS,
-        "dtype": ACTIVATIONS,
-        "weight": WEIGHTS,
-        "norm": WEIGHTS,
-        "w": [1, 2, 4],
-        "dilation": [1, 3],
-        "mask": MASKS,
-        "sequences": SEQUENCES,
+        **CONVOLUTION,
         "state": [False, True],
         "special": ["normal", "nan", "inf", "zero taps"],
     },
     "engram.conv_bwd": {
-        "T": TOKENS,
-        "n": STREAMS,
-        "d": WIDTHS,
-        "dtype": ACTIVATIONS,
-        "weight": WEIGHTS,
-        "norm": WEIGHTS,
-        "w": [1, 2, 4],
-        "dilation": [1, 3],
-        "mask": MASKS,
-        "sequences": SEQUENCES,
+        **CONVOLUTION,
         "weight acc": [False, True],
         "norm acc": [False, True],
         "special": ["normal", "nan", "inf", "zero taps"],
     },
     "engram.layer_fwd": {
-        "T": TOKENS,
-        "n": STREAMS,
-        "d": WIDTHS,
-        "dtype": ACTIVATIONS,
-        "hidden": WEIGHTS,
-        "embed": WEIGHTS,
-        "packed": [False, True],
-        "conv": [None, (1, 2), (2, 1), (4, 3)],
-        "norm": WEIGHTS,
-        "mask": MASKS,
-        "sequences": SEQUENCES,
+        **LAYER,
         "state": [False, True],
         "rounding": ["once", "twice"],
         "save": [False, True],
         "special": ["normal", "nan", "inf", "zero"],
     },
     "engram.layer_bwd": {
-        "T": TOKENS,
-        "n": STREAMS,
-        "d": WIDTHS,
-        "dtype": ACTIVATIONS,
-        "hidden": WEIGHTS,
-        "embed": WEIGHTS,
-        "packed": [False, True],
-        "conv": [None, (1, 2), (2, 1), (4, 3)],
-        "norm": WEIGHTS,
-        "mask": MASKS,
-        "sequences": SEQUENCES,
+        **LAYER,
         "gate acc": [False, True],
         "conv acc": [False, True],
         "special": ["normal", "nan", "inf", "zero"],
@@ -314,6 +300,10 @@ def mask_of(kind, shape):
     }
     flat[places[kind]] = True
     return {"image_token_mask": Tensor("BOOL", flat.reshape(shape))}
+
+
+def mask_in(inputs):
+    return {x: t for x, t in inputs.items() if x == "image_token_mask"}
 
 
 def sequences_of(kind, tokens, generator):
@@ -583,7 +573,7 @@ def gate_fwd(g, shape, n, d, dtype, mask, packed, mode, run, eps, special):
 
 def gate_bwd(g, shape, n, d, dtype, mask, packed, saved, eps, clamp, special, **more):
     forward, _ = gate_fwd(g, shape, n, d, dtype, mask, packed, "add", "save", eps, special)
-    masked = {x: t for x, t in forward.items() if x == "image_token_mask"}
+    masked = mask_in(forward)
     inputs = {
         "grad_out": floats(g, (*shape, n, d), dtype),
         **forward,
@@ -620,30 +610,28 @@ def conv_fwd(g, T, n, d, dtype, weight, norm, w, dilation, mask, sequences, stat
     cu_seqlens, count = sequences_of(sequences, T, g)
     inputs = {
         "gated_value": hide(floats(g, (T, n, d), dtype, special), masked, 2),
-        "conv_weight": floats(g, (n, d, w), weight, special if special == "zero" else "normal"),
+        "conv_weight": floats(g, (n, d, w), weight, "zero" if special == "zero taps" else "normal"),
         "conv_norm_weight": floats(g, (n, d), norm, center=1.0),
         **cu_seqlens,
         **masked,
     }
-    if special == "zero taps":
-        inputs["conv_weight"] = floats(g, (n, d, w), weight, "zero")
     if state:
         inputs["state"] = floats(g, (count, (w - 1) * dilation, n, d), "F32")
     return inputs, {"dilation": dilation, "conv_eps": 1e-5}
 
 
-def conv_bwd(g, T, n, d, dtype, weight, norm, w, dilation, mask, sequences, special, **acc):
-    inputs, attrs = conv_fwd(
-        g, T, n, d, dtype, weight, norm, w, dilation, mask, sequences, False, special
-    )
-    masked = {x: t for x, t in inputs.items() if x == "image_token_mask"}
+def conv_bwd(g, **factors):
+    weight_acc, norm_acc = factors.pop("weight acc"), factors.pop("norm acc")
+    inputs, attrs = conv_fwd(g, **factors, state=False)
+    value = inputs["gated_value"]
+    masked = mask_in(inputs)
     return {
-        "grad_out": hide(floats(g, (T, n, d), dtype), masked, 2),
+        "grad_out": hide(floats(g, value.shape, value.dtype), masked, 2),
         **inputs,
         **targets(
             g,
-            grad_conv_weight_acc=(n, d, w) if acc["weight acc"] else None,
-            grad_conv_norm_weight_acc=(n, d) if acc["norm acc"] else None,
+            grad_conv_weight_acc=inputs["conv_weight"].shape if weight_acc else None,
+            grad_conv_norm_weight_acc=inputs["conv_norm_weight"].shape if norm_acc else None,
         ),
     }, attrs
 
@@ -689,36 +677,19 @@ def layer_fwd(
     return inputs, attrs
 
 
-def layer_bwd(
-    g, T, n, d, dtype, hidden, embed, packed, conv, norm, mask, sequences, special, **acc
-):
-    inputs, attrs = layer_fwd(
-        g,
-        T,
-        n,
-        d,
-        dtype,
-        hidden,
-        embed,
-        packed,
-        conv,
-        norm,
-        mask,
-        sequences,
-        False,
-        None,
-        None,
-        special,
-    )
-    masked = {x: t for x, t in inputs.items() if x == "image_token_mask"}
-    gates = (n, d) if acc["gate acc"] else None
+def layer_bwd(g, **factors):
+    gate_acc, conv_acc = factors.pop("gate acc"), factors.pop("conv acc")
+    inputs, attrs = layer_fwd(g, **factors, state=False, rounding=None, save=None)
+    residual = inputs["residual"]
+    masked = mask_in(inputs)
+    gates = inputs["weight_hidden"].shape if gate_acc else None
     taps, norms = None, None
-    if conv is not None and acc["conv acc"]:
-        taps, norms = (n, d, conv[0]), (n, d)
+    if "conv_weight" in inputs and conv_acc:
+        taps, norms = inputs["conv_weight"].shape, inputs["conv_norm_weight"].shape
     return {
-        "grad_out": floats(g, (T, n, d), dtype),
+        "grad_out": floats(g, residual.shape, residual.dtype),
         **inputs,
-        "residual": hide(inputs["residual"], masked, 2),
+        "residual": hide(residual, masked, 2),
         **targets(
             g,
             grad_weight_hidden_acc=gates,

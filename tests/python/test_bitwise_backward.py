@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from engramhc.reference import REFERENCE
 from engramhc.reference.dtypes import Tensor, encode
 
 import op_cases
@@ -21,11 +22,23 @@ def gate_case(dtype, d=97, tokens=13, mask="alternating", value_path=True):
     )[0]
 
 
-def layer_case(dtype, conv, tokens=14, d=37):
+def layer_case(dtype, conv, tokens=14, d=37, mask="alternating"):
+    weights = {"hidden": "F32", "embed": "F32", "conv": conv, "norm": "F32"}
     return op_cases.layer_bwd(
-        *(random(), tokens, 3, d, dtype, "F32", "F32", True, conv, "F32"),
-        *("alternating", "absent", "normal"),
+        random(),
+        **{"T": tokens, "n": 3, "d": d, "dtype": dtype, "packed": True, **weights},
+        **{"mask": mask, "sequences": "absent", "special": "normal"},
         **{"gate acc": False, "conv acc": False},
+    )
+
+
+def conv_case(dtype, tokens=20, mask="alternating"):
+    weights = {"weight": "F32", "norm": "F32", "w": 4, "dilation": 3}
+    return op_cases.conv_bwd(
+        random(),
+        **{"T": tokens, "n": 3, "d": 37, "dtype": dtype, **weights},
+        **{"mask": mask, "sequences": "absent", "special": "normal"},
+        **{"weight acc": False, "norm acc": False},
     )
 
 
@@ -103,6 +116,25 @@ def test_masked_gradients_are_copies(every, dtype, conv):
     every("engram.layer_bwd", check)
 
 
+@pytest.mark.parametrize("name", ["engram.conv_bwd", "engram.layer_bwd"])
+def test_a_masked_token_that_sees_nan_takes_no_part(every, name):
+    """Tokens 1..3 are masked, and the only ones whose older taps meet the NaN of token 0."""
+    if name == "engram.conv_bwd":
+        inputs, attrs = conv_case("F32", tokens=5, mask="none")
+    else:
+        inputs, attrs = layer_case("F32", (4, 1), tokens=5, mask="none")
+    inputs["image_token_mask"] = Tensor("BOOL", np.array([0, 1, 1, 1, 0], bool))
+    inputs["gated_value" if "gated_value" in inputs else "kv"].data[0, -1, 0] = np.nan
+
+    def check(op):
+        gradient = op(inputs, attrs | {"dilation": 1})["grad_conv_weight"].decode()
+        assert np.isnan(gradient[-1, :, 3]).all()
+        assert not gradient[..., :3].any()
+
+    every(name, check)
+    check(REFERENCE[name])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layer_without_convolution_is_the_gate(ehc, every, dtype):
     inputs, attrs = layer_case(dtype, None, d=97)
@@ -139,10 +171,7 @@ def token_case(name, dtype):
         )
         tokens, outputs = ["grad_kv", "embedding"], ["grad_embedding"]
     elif name == "engram.conv_bwd":
-        inputs, attrs = op_cases.conv_bwd(
-            *(random(), 20, 3, 37, dtype, "F32", "F32", 4, 3, "alternating", "absent", "normal"),
-            **{"weight acc": False, "norm acc": False},
-        )
+        inputs, attrs = conv_case(dtype)
         tokens, outputs = ["grad_out", "gated_value"], ["grad_gated_value"]
     else:
         inputs, attrs = layer_case(dtype, (4, 3), tokens=20)

@@ -17,13 +17,13 @@ namespace ehc::engram {
 // inputs. Bytes per row: hd + hd/group read, hd elements written. The row format of DeepSeek-V4.1;
 // engram.quantize_rows is the way back.
 struct DequantRows {
-  Tensor weight{};  // F8_E4M3 or U8[rows, hd]
-  Tensor scale{};   // F8_E8M0 or U8[rows, hd/group]
-  int64_t group = 32;
-  Tensor values{};  // out: BF16, F16 or F32[rows, hd]
+  Tensor weight{};     // F8_E4M3 or U8[rows, hd]
+  Tensor scale{};      // F8_E8M0 or U8[rows, hd/group]
+  int64_t group = 32;  // >= 1
+  Tensor values{};     // out: BF16, F16 or F32[rows, hd]
 };
 
-// Throws Error{contract} for arguments that break the above.
+// Throws Error{contract} for arguments that break the above. No workspace.
 EHC_API void dequant_rows(Context& context, const DequantRows& params);
 // Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const DequantRows& params);

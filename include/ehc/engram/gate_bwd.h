@@ -55,7 +55,7 @@ struct GateBackward {
   std::optional<double> eps{};    // > 0, required without statistics, else of no effect
 };
 
-// Throws Error{contract} for arguments that break the above.
+// Throws Error{contract} for arguments that break the above. No workspace but for the reference.
 EHC_API void gate_bwd(Context& context, const GateBackward& params);
 // Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const GateBackward& params);

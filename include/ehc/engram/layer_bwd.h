@@ -14,8 +14,8 @@ namespace ehc::engram {
 // is kept in fp32 and never written; then gate_bwd with grad_out for the residual path and gV for
 // the value path; then the product rule of weight_fused. See conv_bwd.h, gate_bwd.h,
 // grad_w_reduce.h. Statistics of the gate are computed anew. Of V only the row v is read:
-//   n = v * beta, the row of V without its norm weight     r = 1/sqrt(alpha^2 * mean v^2 +
-//   conv_eps) u = n * g                                              beta = alpha * r
+//   r = 1/sqrt(alpha^2 * mean v^2 + conv_eps)      beta = alpha * r
+//   n = v * beta, the row of V without its norm weight      u = n * g
 // Without convolution gV = grad_out: the gradients of the streams and of kv have the bits of
 // gate_bwd. `rounding` of the forward is of no effect here.
 //

@@ -17,13 +17,13 @@ namespace ehc::engram {
 // `group` divides hd. Strides are free but for the last dimension; outputs must be apart from the
 // input and from each other. Bytes per row: hd elements read, hd + hd/group written. Contract 1.6.
 struct QuantizeRows {
-  Tensor values{};  // F32 or BF16[rows, hd]
-  int64_t group = 32;
-  Tensor weight{};  // out: F8_E4M3[rows, hd]
-  Tensor scale{};   // out: F8_E8M0[rows, hd/group]
+  Tensor values{};     // F32 or BF16[rows, hd]
+  int64_t group = 32;  // >= 1
+  Tensor weight{};     // out: F8_E4M3[rows, hd]
+  Tensor scale{};      // out: F8_E8M0[rows, hd/group]
 };
 
-// Throws Error{contract} for arguments that break the above.
+// Throws Error{contract} for arguments that break the above. No workspace.
 EHC_API void quantize_rows(Context& context, const QuantizeRows& params);
 // Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const QuantizeRows& params);

@@ -44,7 +44,7 @@ struct SinkhornStep {
   std::optional<double> eps{};  // > 0, required
 };
 
-// Throws Error{contract} for arguments that break the above. No workspace.
+// Throws Error{contract} for arguments that break the above. No workspace but for the reference.
 EHC_API void sinkhorn_step(Context& context, const SinkhornStep& params);
 // Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const SinkhornStep& params);

@@ -90,10 +90,14 @@ def causal_convolution_gradients(
     grad_mixed: np.ndarray,
     rows: np.ndarray,
     weight: np.ndarray,
+    masked: np.ndarray,
     dilation: int,
     cu_seqlens: Tensor | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gradients of sum(grad_mixed * c) with respect to rows and weight (causal_convolution)."""
+    """Gradients of sum(grad_mixed * c) with respect to rows and weight (causal_convolution). The
+    c of image tokens is not in the sum, whatever it is."""
+    counts = ~masked[:, None, None]
+    grad_mixed = np.where(counts, grad_mixed, 0.0)
     taps = weight.shape[-1]
     grad_rows, grad_weight = np.zeros(rows.shape), np.zeros(weight.shape)
     bounds = sequence_bounds(cu_seqlens, rows.shape[0])
@@ -102,7 +106,8 @@ def causal_convolution_gradients(
             pairs = end - start - j * dilation  # token start + i is seen by the one j taps later
             if pairs > 0:
                 earlier, later = slice(start, start + pairs), slice(end - pairs, end)
-                grad_weight[..., taps - 1 - j] += np.sum(grad_mixed[later] * rows[earlier], axis=0)
+                products = grad_mixed[later] * rows[earlier]
+                grad_weight[..., taps - 1 - j] += products.sum(axis=0, where=counts[later])
                 grad_rows[earlier] += weight[..., taps - 1 - j] * grad_mixed[later]
     return grad_rows, grad_weight
 
@@ -136,13 +141,14 @@ def convolution_gradients(
     grad_mixed = grad * gate * (1 + mixed * (1 - gate))
 
     grad_rows, grad_weight = causal_convolution_gradients(
-        grad_mixed, rows, weight, dilation, cu_seqlens
+        grad_mixed, rows, weight, masked, dilation, cu_seqlens
     )
     grad_rows = np.where(hidden, 0.0, grad_rows)  # an image token's row is 0 whatever it holds
 
     inner = np.mean(grad_rows * norm_weight * v, axis=-1, keepdims=True)
+    grad_value = grad + rstd * norm_weight * grad_rows - v * rstd**3 * inner
     return {
-        "grad_gated_value": grad + rstd * norm_weight * grad_rows - v * rstd**3 * inner,
+        "grad_gated_value": np.where(hidden, 0.0, grad_value),
         "grad_conv_weight": grad_weight,
         "grad_conv_norm_weight": np.sum(grad_rows * v * rstd, axis=0),
     }

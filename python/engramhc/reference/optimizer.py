@@ -53,10 +53,15 @@ def momentum_update(
     return {"update": encode(update, "F32"), "momentum": encode(moved, momentum.dtype)}
 
 
+def _scaled(update, row_scale, col_scale):
+    """The scaled matrix x and the norms of its rows."""
+    x = row_scale[:, None] * update * col_scale
+    return x, np.sqrt(np.sum(x**2, axis=1))
+
+
 def _row_step(update, row_scale, col_scale, eps):
     """Row norms of the scaled matrix x, the new row scales, and the matrix with rows of norm 1."""
-    x = row_scale[:, None] * update * col_scale
-    norm = np.sqrt(np.sum(x**2, axis=1))
+    x, norm = _scaled(update, row_scale, col_scale)
     inverse = 1.0 / (norm + eps)
     return norm, row_scale * inverse, x * inverse[:, None]
 
@@ -68,8 +73,8 @@ def _column_step(col_scale, sum_of_squares, eps):
 
 def _finalize(update, row_scale, col_scale, eps, alpha):
     """The scaled matrix with rows of norm alpha."""
-    x = row_scale[:, None] * update * col_scale
-    return x * (alpha / (np.sqrt(np.sum(x**2, axis=1)) + eps))[:, None]
+    x, norm = _scaled(update, row_scale, col_scale)
+    return x * (alpha / (norm + eps))[:, None]
 
 
 def sinkhorn_step(
@@ -129,27 +134,9 @@ def live_rows(update: np.ndarray, tau: float) -> np.ndarray:
     return norms > tau * np.sum(norms) / max(1, norms.size)
 
 
-def _step(weight, update, moved, momentum_dtype, *, lr, eps, repeat, tau, gamma, alpha):
-    """The new weight and momentum from the update A. Rows that are not live have scale 0."""
-    rows, width = update.shape
-    alpha = math.sqrt(width) if alpha is None else alpha
-    with np.errstate(all="ignore"):
-        row_scale = np.where(live_rows(update, single(tau)), 1.0, 0.0)
-        col_scale = np.ones(width)
-        for _ in range(repeat):
-            _, row_scale, x = _row_step(update, row_scale, col_scale, single(eps))
-            col_scale = _column_step(col_scale, np.sum(x**2, axis=0), single(eps))
-        change = _finalize(update, row_scale, col_scale, single(eps), single(alpha))
-        moved_weight = weight.decode() - single(lr * gamma) * change
-    return {
-        "weight": encode(moved_weight, weight.dtype),
-        "momentum": encode(moved, momentum_dtype),
-    }
-
-
-def optimizer_step(
+def _step(
     weight: Tensor,
-    grad: Tensor,
+    grad: np.ndarray,
     momentum: Tensor,
     *,
     lr: float,
@@ -161,24 +148,34 @@ def optimizer_step(
     gamma: float = 0.18,
     alpha: float | None = None,
 ) -> dict[str, Tensor]:
+    """The new weight and momentum. Rows that are not live have scale 0."""
+    update, moved = _momentum(grad, momentum.decode(), beta, nesterov)
+    width = update.shape[1]
+    alpha = math.sqrt(width) if alpha is None else alpha
+    with np.errstate(all="ignore"):
+        row_scale = np.where(live_rows(update, single(tau)), 1.0, 0.0)
+        col_scale = np.ones(width)
+        for _ in range(repeat):
+            _, row_scale, x = _row_step(update, row_scale, col_scale, single(eps))
+            col_scale = _column_step(col_scale, np.sum(x**2, axis=0), single(eps))
+        change = _finalize(update, row_scale, col_scale, single(eps), single(alpha))
+        moved_weight = weight.decode() - single(lr * gamma) * change
+    return {
+        "weight": encode(moved_weight, weight.dtype),
+        "momentum": encode(moved, momentum.dtype),
+    }
+
+
+def optimizer_step(
+    weight: Tensor, grad: Tensor, momentum: Tensor, **constants
+) -> dict[str, Tensor]:
     """One step of a table: momentum, live rows, `repeat` row and column steps, a last row step to
     norm alpha (default sqrt(hd)), W - (lr gamma) * that. The momentum of all rows is kept.
+    `constants` are those of _step.
 
     weight, grad, momentum [rows, hd] -> weight, momentum [rows, hd]
     """
-    update, moved = _momentum(grad.decode(), momentum.decode(), beta, nesterov)
-    return _step(
-        weight,
-        update,
-        moved,
-        momentum.dtype,
-        lr=lr,
-        eps=eps,
-        repeat=repeat,
-        tau=tau,
-        gamma=gamma,
-        alpha=alpha,
-    )
+    return _step(weight, grad.decode(), momentum, **constants)
 
 
 def _checked_rows(unique_rows: Tensor, rows: int) -> np.ndarray:
@@ -190,14 +187,7 @@ def _checked_rows(unique_rows: Tensor, rows: int) -> np.ndarray:
 
 
 def optimizer_step_sparse(
-    weight: Tensor,
-    unique_rows: Tensor,
-    grad_rows: Tensor,
-    momentum: Tensor,
-    *,
-    beta: float = 0.95,
-    nesterov: bool = True,
-    **constants,
+    weight: Tensor, unique_rows: Tensor, grad_rows: Tensor, momentum: Tensor, **constants
 ) -> dict[str, Tensor]:
     """optimizer_step with a gradient that is zero outside unique_rows: same bits. Every row takes
     part, because its momentum decays and moves it.
@@ -205,12 +195,9 @@ def optimizer_step_sparse(
     weight, momentum [rows, hd], unique_rows [U] ascending, grad_rows [U, hd]
     -> weight, momentum [rows, hd]
     """
-    touched = _checked_rows(unique_rows, weight.shape[0])
-    old = momentum.decode()
-    update, moved = _momentum(np.float64(0.0), old, beta, nesterov)
-    update[touched], moved[touched] = _momentum(grad_rows.decode(), old[touched], beta, nesterov)
-    constants = {"repeat": 5, "tau": 1e-3, "gamma": 0.18, "alpha": None, **constants}
-    return _step(weight, update, moved, momentum.dtype, **constants)
+    grad = np.zeros(weight.shape)
+    grad[_checked_rows(unique_rows, weight.shape[0])] = grad_rows.decode()
+    return _step(weight, grad, momentum, **constants)
 
 
 def optimizer_step_lazy(

@@ -2,7 +2,6 @@
 
 #if EHC_HAS_OPENBLAS
 #include <mutex>
-#include <string_view>
 #include <vector>
 
 #include "backends/cpu/isa.h"
@@ -135,5 +134,11 @@ const std::string& openblas_weakness() { return openblas_fault(); }
 void multiply_openblas(const Product&) {}
 
 #endif
+
+std::string_view refuse_openblas(const Context& context) {
+  if (!openblas_fault().empty()) return openblas_fault();
+  const bool asked_for = context.implementation() == "cpu.openblas";
+  return asked_for ? std::string_view() : openblas_weakness();
+}
 
 }  // namespace ehc::blas

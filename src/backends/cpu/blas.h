@@ -4,6 +4,9 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+
+#include "ehc/context.h"
 
 namespace ehc::blas {
 
@@ -32,6 +35,10 @@ const std::string& openblas_fault();
 // Why another product is the better choice, or empty: on a processor that it does not know, it
 // takes kernels for narrower vectors than ours.
 const std::string& openblas_weakness();
+
+// Why a call on this context does not take OpenBLAS, or empty. Its weakness is no reason when the
+// implementation "cpu.openblas" was asked for by name.
+std::string_view refuse_openblas(const Context& context);
 
 // May be called from several threads at once; where the library was built without threads, the
 // calls wait for each other. Touches no setting of the library: one that has threads of its own

@@ -8,7 +8,8 @@
 //
 //   load, load_tail         A -> fp32; a tail reads `count` elements and fills up with +0
 //   store, store_tail       fp32 -> A, to nearest even, NaN kept, subnormals kept
-//   stream                  as store, past the caches; rows must start on a cache line (can_stream)
+//   stream                  as store, past the caches; rows must start on a cache line (can_stream,
+//                           rows_can_stream)
 //   exp_nonpositive,        at most 2, 2 and 4 ulp, never overflow inside, NaN kept; no libm, so
 //   sigmoid, add_silu       that a tail has the bits of a body filled up with zeros
 //   sigmoid_slope           s (1 - s) for s = sigmoid, without cancellation
@@ -47,6 +48,18 @@ EHC_SIMD float reduce_add(Pair x) { return reduce_add(add(x.a, x.b)); }
 
 // fp32 rows in the order of lanes that rows of A have. lane_order<A> goes there, natural_order<A>
 // back.
+template <class A>
+EHC_SIMD Pair lane_order(Pair x) {
+  if constexpr (std::is_same_v<A, Bf16>) return to_bf16_order(x);
+  return x;
+}
+
+template <class A>
+EHC_SIMD Pair natural_order(Pair x) {
+  if constexpr (std::is_same_v<A, Bf16>) return from_bf16_order(x);
+  return x;
+}
+
 template <class A>
 EHC_SIMD Pair load_f32(const float* p) {
   return lane_order<A>(load(p));
@@ -94,22 +107,21 @@ EHC_SIMD void move_bits(void* to, const void* from, size_t bytes, bool streaming
 // sum + x^2 over the first `count` elements at p, at most a pair of them.
 template <class A>
 EHC_SIMD Pair add_squares(Pair sum, const A* p, int64_t count) {
-#if defined(__AVX512BF16__)
-  if constexpr (std::is_same_v<A, Bf16>) {
-    return add_products(sum, load_raw(p, count), load_raw(p, count));
+  if constexpr (kBf16Products && std::is_same_v<A, Bf16>) {
+    const auto x = load_raw(p, count);
+    return add_products(sum, x, x);
+  } else {
+    const Pair x = load_some(p, count);
+    return fma(x, x, sum);
   }
-#endif
-  const Pair x = load_some(p, count);
-  return fma(x, x, sum);
 }
 
 // The sum of squares of a row whose pairs were added to `sum` by add_squares.
 template <class A>
 EHC_SIMD float square_sum(Pair sum, const A* row, int64_t hidden) {
   float squares = reduce_add(sum);
-#if defined(__AVX512BF16__)
-  // The instruction takes subnormal squares for zero, which in a row of nothing larger shows.
-  if (std::is_same_v<A, Bf16> && squares < 0x1p-80f) [[unlikely]] {
+  // The product instruction takes subnormals for zero, which in a row of nothing larger shows.
+  if (kBf16Products && std::is_same_v<A, Bf16> && squares < 0x1p-80f) [[unlikely]] {
     sum = zero_pair();
     for (int64_t i = 0; i < hidden; i += kPair) {
       const Pair x = load_some(row + i, hidden - i);
@@ -117,9 +129,6 @@ EHC_SIMD float square_sum(Pair sum, const A* row, int64_t hidden) {
     }
     squares = reduce_add(sum);
   }
-#else
-  static_cast<void>(row), static_cast<void>(hidden);
-#endif
   return squares;
 }
 
@@ -129,6 +138,13 @@ EHC_SIMD float square_sum(const A* row, int64_t hidden) {
   Pair sum = zero_pair();
   for (int64_t i = 0; i < hidden; i += kPair) sum = add_squares(sum, row + i, hidden - i);
   return square_sum(sum, row, hidden);
+}
+
+// Whether all rows of a tensor of A start on a cache line.
+template <class A>
+EHC_SIMD bool rows_can_stream(const void* rows, int64_t token_stride, int64_t stream_stride) {
+  return can_stream(rows) && token_stride * sizeof(A) % 64 == 0 &&
+         stream_stride * sizeof(A) % 64 == 0;
 }
 
 // The value that a reader of the stored A sees.
@@ -219,17 +235,19 @@ EHC_SIMD void add_silu(const Pair* x, Pair* y) {
 template <int kPairs>
 EHC_SIMD void silu_slope(const Pair* x, Pair* slope) {
   constexpr int kCount = 2 * kPairs;
-  Vec in[kCount], denominator[kCount], e[kCount], s[kCount], r[kCount], q[kPairs];
+  Vec in[kCount], denominator[kCount], e[kCount], q[kPairs];
+  Vec large[kCount], small[kCount], s[kCount], rest[kCount];
   for (int i = 0; i < kPairs; ++i) in[2 * i] = x[i].a, in[2 * i + 1] = x[i].b;
   EHC_EACH denominator[i] = minus_magnitude(in[i], 104.0f);
   exp_bounded<kPowerBits, kCount>(denominator, e);
   EHC_EACH denominator[i] = add(splat(1.0f), e[i]);
   for (int i = 0; i < kPairs; ++i) q[i] = mul(denominator[2 * i], denominator[2 * i + 1]);
   for (int i = 0; i < kPairs; ++i) q[i] = div(splat(1.0f), q[i]);
-  EHC_EACH s[i] = select_negative(in[i], e[i], splat(1.0f));
-  EHC_EACH in[i] = mul(in[i], select_negative(in[i], splat(1.0f), e[i]));
-  EHC_EACH r[i] = mul(q[i / 2], denominator[i ^ 1]);
-  EHC_EACH s[i] = mul(mul(s[i], r[i]), fma(in[i], r[i], splat(1.0f)));
+  EHC_EACH large[i] = mul(q[i / 2], denominator[i ^ 1]);
+  EHC_EACH small[i] = mul(e[i], large[i]);
+  EHC_EACH rest[i] = select_negative(in[i], large[i], small[i]);
+  EHC_EACH s[i] = select_negative(in[i], small[i], large[i]);
+  EHC_EACH s[i] = mul(s[i], fma(in[i], rest[i], splat(1.0f)));
   for (int i = 0; i < kPairs; ++i) slope[i] = {s[2 * i], s[2 * i + 1]};
 }
 #undef EHC_EACH

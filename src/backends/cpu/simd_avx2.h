@@ -12,6 +12,8 @@ using Vec = __m256;
 inline constexpr int kLanes = 8;
 // Pairs worth taking through a long computation step by step together.
 inline constexpr int kPairsTogether = 2;
+// Whether there are load_raw and add_products: bf16 products summed in fp32 by one instruction.
+inline constexpr bool kBf16Products = false;
 struct Pair {
   Vec a, b;
 };
@@ -201,30 +203,13 @@ EHC_SIMD void store(F16* p, Pair x) { store_halves(p, narrow_f16(x)); }
 EHC_SIMD void store_tail(F16* p, Pair x, int count) { store_halves_tail(p, narrow_f16(x), count); }
 EHC_SIMD void stream(F16* p, Pair x) { stream_halves(p, narrow_f16(x)); }
 
-// --- fp32 rows in the order of A ---
+// --- fp32 rows in the order of Bf16 ---
 
 // Swaps the middle groups of four; its own inverse.
-EHC_SIMD Pair swap_bf16_order(Pair x) {
+EHC_SIMD Pair to_bf16_order(Pair x) {
   return {_mm256_permute2f128_ps(x.a, x.b, 0x20), _mm256_permute2f128_ps(x.a, x.b, 0x31)};
 }
-
-template <class A>
-EHC_SIMD Pair lane_order(Pair x) {
-  return x;
-}
-template <>
-EHC_SIMD Pair lane_order<Bf16>(Pair x) {
-  return swap_bf16_order(x);
-}
-
-template <class A>
-EHC_SIMD Pair natural_order(Pair x) {
-  return x;
-}
-template <>
-EHC_SIMD Pair natural_order<Bf16>(Pair x) {
-  return swap_bf16_order(x);
-}
+EHC_SIMD Pair from_bf16_order(Pair x) { return to_bf16_order(x); }
 
 }  // namespace
 }  // namespace ehc::simd::EHC_ISA

@@ -12,6 +12,12 @@ using Vec = __m512;
 inline constexpr int kLanes = 16;
 // Pairs worth taking through a long computation step by step together.
 inline constexpr int kPairsTogether = 4;
+// Whether there are load_raw and add_products: bf16 products summed in fp32 by one instruction.
+#if defined(__AVX512BF16__)
+inline constexpr bool kBf16Products = true;
+#else
+inline constexpr bool kBf16Products = false;
+#endif
 struct Pair {
   Vec a, b;
 };
@@ -110,16 +116,6 @@ EHC_SIMD uint32_t first_lanes(int count) {  // count <= 32
 }
 
 // --- fp32 ---
-
-EHC_SIMD Pair to_bf16_order(Pair x) {
-  return {_mm512_shuffle_f32x4(x.a, x.b, 0x88), _mm512_shuffle_f32x4(x.a, x.b, 0xdd)};
-}
-
-EHC_SIMD Pair from_bf16_order(Pair x) {
-  const Vec low = _mm512_shuffle_f32x4(x.a, x.b, 0x44);
-  const Vec high = _mm512_shuffle_f32x4(x.a, x.b, 0xee);
-  return {_mm512_shuffle_f32x4(low, low, 0xd8), _mm512_shuffle_f32x4(high, high, 0xd8)};
-}
 
 EHC_SIMD Pair load(const float* p) { return {_mm512_loadu_ps(p), _mm512_loadu_ps(p + 16)}; }
 
@@ -247,24 +243,16 @@ EHC_SIMD void stream(F16* p, Pair x) {
   _mm512_stream_si512(reinterpret_cast<__m512i*>(p), narrow_f16(x));
 }
 
-// --- fp32 rows in the order of A ---
+// --- fp32 rows in the order of Bf16 ---
 
-template <class A>
-EHC_SIMD Pair lane_order(Pair x) {
-  return x;
-}
-template <>
-EHC_SIMD Pair lane_order<Bf16>(Pair x) {
-  return to_bf16_order(x);
+EHC_SIMD Pair to_bf16_order(Pair x) {
+  return {_mm512_shuffle_f32x4(x.a, x.b, 0x88), _mm512_shuffle_f32x4(x.a, x.b, 0xdd)};
 }
 
-template <class A>
-EHC_SIMD Pair natural_order(Pair x) {
-  return x;
-}
-template <>
-EHC_SIMD Pair natural_order<Bf16>(Pair x) {
-  return from_bf16_order(x);
+EHC_SIMD Pair from_bf16_order(Pair x) {
+  const Vec low = _mm512_shuffle_f32x4(x.a, x.b, 0x44);
+  const Vec high = _mm512_shuffle_f32x4(x.a, x.b, 0xee);
+  return {_mm512_shuffle_f32x4(low, low, 0xd8), _mm512_shuffle_f32x4(high, high, 0xd8)};
 }
 
 }  // namespace

@@ -9,6 +9,8 @@ namespace {
 inline constexpr int kLanes = 8;
 // Pairs worth taking through a long computation step by step together.
 inline constexpr int kPairsTogether = 1;
+// Whether there are load_raw and add_products: bf16 products summed in fp32 by one instruction.
+inline constexpr bool kBf16Products = false;
 // Loops over lanes that are long code: inlined everywhere they take a minute to compile.
 #define EHC_SIMD_CALL [[gnu::noinline, maybe_unused]]
 
@@ -176,15 +178,8 @@ EHC_SIMD void stream(A* p, Pair x) {
 }
 EHC_SIMD bool can_stream(const void*) { return false; }
 
-template <class A>
-EHC_SIMD Pair lane_order(Pair x) {
-  return x;
-}
-
-template <class A>
-EHC_SIMD Pair natural_order(Pair x) {
-  return x;
-}
+EHC_SIMD Pair to_bf16_order(Pair x) { return x; }
+EHC_SIMD Pair from_bf16_order(Pair x) { return x; }
 
 }  // namespace
 }  // namespace ehc::simd::EHC_ISA

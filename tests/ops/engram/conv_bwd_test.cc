@@ -2,6 +2,7 @@
 
 #include "ehc/engram/conv.h"
 #include "ehc/memory.h"
+#include "tests/ops/engram/shapes.h"
 #include "tests/ops/engram/support.h"
 
 namespace ehc::engram {
@@ -14,39 +15,7 @@ using test::implementations;
 using test::kInf;
 using test::kNan;
 
-struct Shape {
-  int64_t T, n, d, w, dilation;
-  DType type, weight_type, norm_type;
-};
-
-std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "T=" << s.T << " n=" << s.n << " d=" << s.d << " w=" << s.w
-             << " dilation=" << s.dilation << " " << name_of(s.type) << " "
-             << name_of(s.weight_type) << " " << name_of(s.norm_type);
-}
-
-// Every edge of T, n, d, w and dilation in some combination, every type.
-std::vector<Shape> shapes() {
-  std::vector<Shape> list;
-  const DType types[] = {DType::f32, DType::bf16, DType::f16};
-  const int64_t tokens[] = {1, 2, 31, 33, 70};
-  const int64_t widths[] = {1, 7, 64, 96, 257, 576, 1000};
-  const int64_t taps[] = {4, 1, 2, 5};
-  const int64_t dilations[] = {3, 1, 2, 20, 100};
-  int at = 0;
-  for (const int64_t d : widths) {
-    for (const DType type : types) {
-      const int64_t n = d > 100 ? 1 + at % 4 : 1 + at * 5 % 8;
-      list.push_back({tokens[at % 5], n, d, taps[at % 4], dilations[at % 5 * 2 % 5], type,
-                      at % 2 == 0 ? DType::f32 : DType::bf16,
-                      at % 3 == 0 ? DType::f32 : DType::bf16});
-      ++at;
-    }
-  }
-  list.push_back({150, 4, 64, 4, 3, DType::bf16, DType::bf16, DType::bf16});
-  list.push_back({150, 2, 40, 4, 45, DType::f32, DType::f32, DType::f32});
-  return list;
-}
+using Shape = test::ConvShape;
 
 struct ConvGrad {
   Shape s;
@@ -103,40 +72,21 @@ void run(const std::string& impl, const ConvBackward& p, int threads = 1) {
 
 template <class Body>
 void for_each_case(const Body& body) {
-  test::for_each_case("engram.conv_bwd", shapes(), body);
-}
-
-// Sums of terms that cancel have no fixed bound for each element (`ehc check` has one that follows
-// the terms), so: the distance of the whole.
-void expect_similar(const Array& got, const Array& want, const char* what) {
-  double difference = 0, size = 0;
-  for (int64_t i = 0; i < want.size(); ++i) {
-    const double x = got.get(i), y = want.get(i);
-    difference += (x - y) * (x - y);
-    size += x * x + y * y;
-  }
-  const DType type = want.view().dtype;
-  const double bound = type == DType::f32 ? 1e-10 : type == DType::f16 ? 1e-8 : 1e-6;
-  EXPECT_LE(difference, bound * size) << what;
-}
-
-std::vector<int32_t> thirds(int64_t tokens) {
-  const auto third = static_cast<int32_t>(tokens / 3);
-  return {0, third, third, static_cast<int32_t>(tokens)};
+  test::for_each_case("engram.conv_bwd", test::conv_shapes(), body);
 }
 
 TEST(ConvBackward, EveryImplementationIsCloseToTheReference) {
   for_each_case([](const std::string& impl, const Shape& s) {
     for (const int64_t masked : {int64_t{1000}, int64_t{4}}) {
-      ConvGrad want(s, thirds(s.T));
-      ConvGrad got(s, thirds(s.T));
+      ConvGrad want(s, test::thirds(s.T));
+      ConvGrad got(s, test::thirds(s.T));
       want.mask_every(masked);
       got.mask_every(masked);
       run("reference", want.params());
       run(impl, got.params());
-      expect_similar(got.grad_value, want.grad_value, "grad_gated_value");
-      expect_similar(got.grad_weight, want.grad_weight, "grad_conv_weight");
-      expect_similar(got.grad_norm, want.grad_norm, "grad_conv_norm_weight");
+      test::expect_similar(got.grad_value, want.grad_value, "grad_gated_value");
+      test::expect_similar(got.grad_weight, want.grad_weight, "grad_conv_weight");
+      test::expect_similar(got.grad_norm, want.grad_norm, "grad_conv_norm_weight");
     }
   });
 }
@@ -168,30 +118,14 @@ TEST(ConvBackward, EqualsFiniteDifferences) {
   const Shape s{11, 2, 5, 3, 2, DType::f32, DType::f32, DType::f32};
   ConvGrad g(s, {0, 7, 11});
   g.mask_every(6);
-  const std::vector<std::string> names = implementations("engram.conv_bwd");
-  const auto expect_slopes = [&](Array& input, const Array& gradient) {
-    std::vector<Array> found;
-    for (const std::string& impl : names) {
-      run(impl, g.params());
-      found.push_back(gradient.copy());
-    }
-    for (int64_t i = 0; i < input.size(); ++i) {
-      const float x = input.get(i);
-      if (std::isnan(x)) continue;
-      constexpr float kStep = 0x1p-7F;
-      input.set(i, x + kStep);
-      const double above = loss(g);
-      input.set(i, x - kStep);
-      const double below = loss(g);
-      input.set(i, x);
-      for (size_t k = 0; k < names.size(); ++k) {
-        EXPECT_NEAR(found[k].get(i), (above - below) / (2 * kStep), 3e-3) << names[k] << " " << i;
-      }
-    }
+  const auto expect_slopes = [&](Array& input, const Array& gradient, const char* what) {
+    test::expect_slopes(
+        "engram.conv_bwd", input, gradient, [&](const std::string& impl) { run(impl, g.params()); },
+        [&] { return loss(g); }, what);
   };
-  expect_slopes(g.value, g.grad_value);
-  expect_slopes(g.weight, g.grad_weight);
-  expect_slopes(g.norm, g.grad_norm);
+  expect_slopes(g.value, g.grad_value, "gated_value");
+  expect_slopes(g.weight, g.grad_weight, "conv_weight");
+  expect_slopes(g.norm, g.grad_norm, "conv_norm_weight");
 }
 
 TEST(ConvBackward, LayoutAndThreadsChangeNoBit) {
@@ -246,7 +180,7 @@ TEST(ConvBackward, ChunksOnManyThreadsChangeNoBit) {
 // borders of chunks and runs lie elsewhere in it then.
 TEST(ConvBackward, ASequenceDependsOnItselfAlone) {
   for (const std::string& impl : implementations("engram.conv_bwd")) {
-    for (const Shape& of : shapes()) {
+    for (const Shape& of : test::conv_shapes()) {
       if (of.d > 300 || of.dilation > 50) continue;
       Shape s = of;
       s.T = 260;

@@ -1,6 +1,7 @@
 #include "ehc/engram/conv.h"
 
 #include "ehc/memory.h"
+#include "tests/ops/engram/shapes.h"
 #include "tests/ops/engram/support.h"
 
 namespace ehc::engram {
@@ -13,39 +14,7 @@ using test::implementations;
 using test::kInf;
 using test::kNan;
 
-struct Shape {
-  int64_t T, n, d, w, dilation;
-  DType type, weight_type, norm_type;
-};
-
-std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "T=" << s.T << " n=" << s.n << " d=" << s.d << " w=" << s.w
-             << " dilation=" << s.dilation << " " << name_of(s.type) << " "
-             << name_of(s.weight_type) << " " << name_of(s.norm_type);
-}
-
-// Every edge of T, n, d, w and dilation in some combination, every type.
-std::vector<Shape> shapes() {
-  std::vector<Shape> list;
-  const DType types[] = {DType::f32, DType::bf16, DType::f16};
-  const int64_t tokens[] = {1, 2, 31, 33, 70};
-  const int64_t widths[] = {1, 7, 64, 96, 257, 576};
-  const int64_t taps[] = {4, 1, 2, 5};
-  const int64_t dilations[] = {3, 1, 2, 20, 100};
-  int at = 0;
-  for (const int64_t d : widths) {
-    for (const DType type : types) {
-      const int64_t n = d > 100 ? 1 + at % 4 : 1 + at * 5 % 8;
-      list.push_back({tokens[at % 5], n, d, taps[at % 4], dilations[at % 5 * 2 % 5], type,
-                      at % 2 == 0 ? DType::f32 : DType::bf16,
-                      at % 3 == 0 ? DType::f32 : DType::bf16});
-      ++at;
-    }
-  }
-  list.push_back({33, 4, 64, 4, 3, DType::bf16, DType::bf16, DType::bf16});
-  list.push_back({70, 4, 96, 4, 3, DType::f32, DType::f32, DType::f32});
-  return list;
-}
+using Shape = test::ConvShape;
 
 struct Conv {
   Shape s;
@@ -92,15 +61,14 @@ void run(const std::string& impl, const ConvForward& p, int threads = 1) {
 
 template <class Body>
 void for_each_case(const Body& body) {
-  test::for_each_case("engram.conv_fwd", shapes(), body);
+  test::for_each_case("engram.conv_fwd", test::conv_shapes(), body);
 }
 
 TEST(ConvForward, EveryImplementationIsCloseToTheReference) {
   for_each_case([](const std::string& impl, const Shape& s) {
-    const auto third = static_cast<int32_t>(s.T / 3);
-    const Conv want(s, {0, third, third, static_cast<int32_t>(s.T)});
+    const Conv want(s, test::thirds(s.T));
     run("reference", want.with_state());
-    const Conv got(s, {0, third, third, static_cast<int32_t>(s.T)});
+    const Conv got(s, test::thirds(s.T));
     run(impl, got.with_state());
     test::expect_close(impl, got.out, want.out, "out");
     test::expect_close(impl, got.new_state, want.new_state, "state");

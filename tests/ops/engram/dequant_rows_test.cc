@@ -76,7 +76,7 @@ TEST(DequantRows, EveryPairOfBytes) {
   }
 }
 
-// The same bits, NaN included, on every instruction set, for any group, layout and threads.
+// The same bits, NaN included, on every instruction set, for any group and layout.
 TEST(DequantRows, KernelsEqualTheReference) {
   uint32_t seed = 1;
   for (const int64_t group : {1, 7, 16, 32, 64, 160}) {
@@ -102,6 +102,20 @@ TEST(DequantRows, KernelsEqualTheReference) {
           }
         }
       }
+    }
+  }
+}
+
+TEST(DequantRows, ThreadsChangeNoBit) {
+  const Array weight = random_bytes(DType::f8_e4m3, {1500, 96}, 1);
+  const Array scale = random_bytes(DType::f8_e8m0, {1500, 3}, 2);
+  for (const std::string& impl : implementations(kName)) {
+    Array one(DType::bf16, {1500, 96});
+    decode(impl, 1, weight, scale, 32, one);
+    for (const int threads : {2, 3, 8}) {
+      Array got(DType::bf16, {1500, 96});
+      decode(impl, threads, weight, scale, 32, got);
+      EXPECT_EQ(got.bits(), one.bits()) << impl << " " << threads;
     }
   }
 }

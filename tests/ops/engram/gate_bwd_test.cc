@@ -1,6 +1,7 @@
 #include "ehc/engram/gate_bwd.h"
 
 #include "ehc/engram/gate.h"
+#include "tests/ops/engram/shapes.h"
 #include "tests/ops/engram/support.h"
 
 namespace ehc::engram {
@@ -16,31 +17,7 @@ using test::kNan;
 constexpr double kEps = 1e-6;
 constexpr double kClamp = 1e-6;
 
-struct Shape {
-  int64_t T, n, d;
-  DType type;
-};
-
-std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "T=" << s.T << " n=" << s.n << " d=" << s.d << " " << name_of(s.type);
-}
-
-// Every edge of T, n and d in some combination, every type.
-std::vector<Shape> shapes() {
-  std::vector<Shape> list;
-  const DType types[] = {DType::f32, DType::bf16, DType::f16};
-  const int64_t tokens[] = {1, 2, 31, 33};
-  const int64_t widths[] = {1, 7, 64, 96, 257, 576, 1000};
-  int at = 0;
-  for (const int64_t d : widths) {
-    for (const DType type : types) {
-      const int64_t n = d > 200 ? 1 + at % 3 : 1 + at * 5 % 8;
-      list.push_back({tokens[at % 4], n, d, type});
-      ++at;
-    }
-  }
-  return list;
-}
+using Shape = test::GateShape;
 
 // Inputs of one call, and its outputs.
 struct Gate {
@@ -122,7 +99,7 @@ void run(const std::string& impl, const GateBackward& p, int threads = 1) {
 
 template <class Body>
 void for_each_case(const Body& body) {
-  test::for_each_case("engram.gate_bwd", shapes(), body);
+  test::for_each_case("engram.gate_bwd", test::gate_shapes(), body);
 }
 
 // A gradient is a difference of terms that may nearly cancel (with d = 1 they do, all of them), so

@@ -1,5 +1,6 @@
 #include "ehc/engram/gate.h"
 
+#include "tests/ops/engram/shapes.h"
 #include "tests/ops/engram/support.h"
 
 namespace ehc::engram {
@@ -12,31 +13,7 @@ using test::implementations;
 using test::kInf;
 using test::kNan;
 
-struct Shape {
-  int64_t T, n, d;
-  DType type;
-};
-
-std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "T=" << s.T << " n=" << s.n << " d=" << s.d << " " << name_of(s.type);
-}
-
-// Every edge of T, n and d in some combination, every type.
-std::vector<Shape> shapes() {
-  std::vector<Shape> list;
-  const DType types[] = {DType::f32, DType::bf16, DType::f16};
-  const int64_t tokens[] = {1, 2, 31, 33};
-  const int64_t widths[] = {1, 7, 64, 96, 257, 576, 1000};
-  int at = 0;
-  for (const int64_t d : widths) {
-    for (const DType type : types) {
-      const int64_t n = d > 200 ? 1 + at % 3 : 1 + at * 5 % 8;
-      list.push_back({tokens[at % 4], n, d, type});
-      ++at;
-    }
-  }
-  return list;
-}
+using Shape = test::GateShape;
 
 // Inputs of one call, and its outputs.
 struct Gate {
@@ -98,7 +75,7 @@ void run(const std::string& impl, const GateForward& p, int threads = 1) {
 
 template <class Body>
 void for_each_case(const Body& body) {
-  test::for_each_case("engram.gate_fwd", shapes(), body);
+  test::for_each_case("engram.gate_fwd", test::gate_shapes(), body);
 }
 
 TEST(GateForward, EveryImplementationIsCloseToTheReference) {

@@ -129,7 +129,7 @@ TEST(GatherBackward, SumsInThePromisedOrder) {
 }
 
 // Threads, strides and alignment change no bit; nor does the form, nor a target of zeros.
-TEST(GatherBackward, OneResult) {
+TEST(GatherBackward, ThreadsLayoutAndFormChangeNoBit) {
   uint32_t seed = 100;
   for (const Shape& s : kShapes) {
     const Array grad = Array::random(DType::bf16, {s.tokens, s.columns * s.width}, ++seed);
@@ -228,7 +228,7 @@ TEST(GatherBackward, TablesBeyond32Bits) {
   }
 }
 
-TEST(GatherBackward, ManyRowsEqualTheReference) {
+TEST(GatherBackward, ManyRowsOnThreadsEqualTheReference) {
   const int64_t tokens = 3000, columns = 12, width = 24, rows = 200000;
   const Array grad = Array::random(DType::bf16, {tokens, columns * width}, 1);
   const Array indices = make_indices(DType::i32, tokens, columns, rows, Pattern::mixed, 2);

@@ -83,6 +83,23 @@ TEST(GatherDequant, IsDequantThenGather) {
   }
 }
 
+TEST(GatherDequant, ThreadsChangeNoBit) {
+  const Table table(40, 3, 32, 1);
+  const Array indices = random_indices(DType::i32, 500, 4, 40, 2);
+  for (const std::string& impl : implementations(kName)) {
+    std::string one;
+    for (const int threads : {1, 2, 3, 8}) {
+      Array got(DType::bf16, {500, 4 * 96});
+      Context context = context_for(impl, threads);
+      gather_dequant(
+          context,
+          {.weight = table.weight, .scale = table.scale, .indices = indices, .embedding = got});
+      if (threads == 1) one = got.bits();
+      EXPECT_EQ(got.bits(), one) << impl << " " << threads;
+    }
+  }
+}
+
 TEST(GatherDequant, RefusesIndicesOutsideOfTheTable) {
   const Table table(4, 1, 32, 1);
   Array embedding(DType::bf16, {1, 64});

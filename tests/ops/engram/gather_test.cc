@@ -71,7 +71,7 @@ TEST(Gather, KernelsEqualTheReference) {
 }
 
 // The path for outputs larger than the caches.
-TEST(Gather, ManyRowsEqualTheReference) {
+TEST(Gather, ManyRowsOnThreadsEqualTheReference) {
   const int64_t tokens = 3000, columns = 24, width = 64, rows = 5000;
   const Array table = Array::random(DType::bf16, {rows, width}, 1);
   const Array indices = random_indices(DType::i32, tokens, columns, rows, 2);

@@ -130,7 +130,7 @@ TEST(Hash, EveryKernelIsExactOverTheWholeRange) {
 
 // Kernels agree in every layout, width, number of heads and orders, with masks, strides, borders of
 // blocks and any number of threads; a token alone gives its row of the batch.
-TEST(Hash, KernelsEqualTheReference) {
+TEST(Hash, KernelsEqualTheReferenceOnAnyThreads) {
   std::mt19937_64 generator(2);
   for (const int64_t tokens : {0, 1, 2, 31, 33, 600}) {
     for (const int64_t heads : {1, 3, 8, 9, 16, 70}) {

@@ -69,7 +69,7 @@ KvProjectionBackward params_of(const Inputs& in, const Outputs& out) {
 
 // Every implementation against double sums; the same bits for any threads, strides and alignment,
 // and in place.
-TEST(KvProjectionBackward, IsExactToFp32) {
+TEST(KvProjectionBackward, IsExactToFp32OnAnyThreads) {
   uint32_t seed = 1;
   for (const Shape& s : kShapes) {
     for (const DType type : {DType::f32, DType::bf16, DType::f16}) {

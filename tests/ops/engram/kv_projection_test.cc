@@ -25,7 +25,7 @@ struct Shape {
 };
 
 // Every implementation against double sums; the same bits for any threads, strides and alignment.
-TEST(KvProjection, IsExactToFp32) {
+TEST(KvProjection, IsExactToFp32OnAnyThreads) {
   uint32_t seed = 1;
   for (const Shape s : {Shape{0, 16, 2, 8},
                         {1, 1, 1, 1},

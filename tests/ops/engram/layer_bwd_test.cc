@@ -4,6 +4,7 @@
 #include "ehc/engram/gate_bwd.h"
 #include "ehc/engram/layer.h"
 #include "ehc/memory.h"
+#include "tests/ops/engram/shapes.h"
 #include "tests/ops/engram/support.h"
 
 namespace ehc::engram {
@@ -16,35 +17,7 @@ using test::implementations;
 using test::kInf;
 using test::kNan;
 
-struct Shape {
-  int64_t T, n, d, w, dilation;
-  DType type;
-};
-
-std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "T=" << s.T << " n=" << s.n << " d=" << s.d << " w=" << s.w
-             << " dilation=" << s.dilation << " " << name_of(s.type);
-}
-
-std::vector<Shape> shapes() {
-  std::vector<Shape> list;
-  const DType types[] = {DType::f32, DType::bf16, DType::f16};
-  const int64_t tokens[] = {1, 2, 31, 33, 70};
-  const int64_t widths[] = {7, 64, 96, 257, 576};
-  const int64_t taps[] = {4, 1, 2, 5};
-  const int64_t dilations[] = {3, 1, 40};
-  int at = 0;
-  for (const int64_t d : widths) {
-    for (const DType type : types) {
-      const int64_t n = d > 200 ? 1 + at % 4 : 1 + at * 5 % 8;
-      list.push_back({tokens[at % 5], n, d, taps[at % 4], dilations[at / 2 % 3], type});
-      ++at;
-    }
-  }
-  list.push_back({150, 4, 64, 4, 3, DType::bf16});
-  list.push_back({150, 2, 40, 4, 45, DType::f32});
-  return list;
-}
+using Shape = test::LayerShape;
 
 struct LayerGrad {
   Shape s;
@@ -130,44 +103,25 @@ void run(const std::string& impl, const LayerBackward& p, int threads = 1) {
 
 template <class Body>
 void for_each_case(const Body& body) {
-  test::for_each_case("engram.layer_bwd", shapes(), body);
-}
-
-// Sums of terms that cancel have no fixed bound for each element (`ehc check` has one that follows
-// the terms), so: the distance of the whole.
-void expect_similar(const Array& got, const Array& want, const char* what) {
-  double difference = 0, size = 0;
-  for (int64_t i = 0; i < want.size(); ++i) {
-    const double x = got.get(i), y = want.get(i);
-    difference += (x - y) * (x - y);
-    size += x * x + y * y;
-  }
-  const DType type = want.view().dtype;
-  const double bound = type == DType::f32 ? 1e-10 : type == DType::f16 ? 1e-8 : 1e-6;
-  EXPECT_LE(difference, bound * size) << what;
-}
-
-std::vector<int32_t> thirds(int64_t tokens) {
-  const auto third = static_cast<int32_t>(tokens / 3);
-  return {0, third, third, static_cast<int32_t>(tokens)};
+  test::for_each_case("engram.layer_bwd", test::layer_shapes(), body);
 }
 
 TEST(LayerBackward, EveryImplementationIsCloseToTheReference) {
   for_each_case([](const std::string& impl, const Shape& s) {
     for (const int64_t masked : {int64_t{1000}, int64_t{4}}) {
-      LayerGrad want(s, thirds(s.T));
-      LayerGrad got(s, thirds(s.T));
+      LayerGrad want(s, test::thirds(s.T));
+      LayerGrad got(s, test::thirds(s.T));
       want.mask_every(masked);
       got.mask_every(masked);
       run("reference", want.params());
       run(impl, got.params());
-      expect_similar(got.grad_residual, want.grad_residual, "grad_residual");
-      expect_similar(got.grad_key, want.grad_key, "grad_key");
-      expect_similar(got.grad_value, want.grad_value, "grad_value");
-      expect_similar(got.grad_hidden, want.grad_hidden, "grad_weight_hidden");
-      expect_similar(got.grad_embed, want.grad_embed, "grad_weight_embed");
-      expect_similar(got.grad_conv, want.grad_conv, "grad_conv_weight");
-      expect_similar(got.grad_norm, want.grad_norm, "grad_conv_norm_weight");
+      test::expect_similar(got.grad_residual, want.grad_residual, "grad_residual");
+      test::expect_similar(got.grad_key, want.grad_key, "grad_key");
+      test::expect_similar(got.grad_value, want.grad_value, "grad_value");
+      test::expect_similar(got.grad_hidden, want.grad_hidden, "grad_weight_hidden");
+      test::expect_similar(got.grad_embed, want.grad_embed, "grad_weight_embed");
+      test::expect_similar(got.grad_conv, want.grad_conv, "grad_conv_weight");
+      test::expect_similar(got.grad_norm, want.grad_norm, "grad_conv_norm_weight");
     }
   });
 }
@@ -207,27 +161,10 @@ TEST(LayerBackward, EqualsFiniteDifferences) {
   g.embed = g.embed.copy(DType::f32);  // so that steps are exact
   g.conv_norm = g.conv_norm.copy(DType::f32);
   g.mask_every(5);
-  const std::vector<std::string> names = implementations("engram.layer_bwd");
   const auto expect_slopes = [&](Array& input, const Array& gradient, const char* what) {
-    std::vector<Array> found;
-    for (const std::string& impl : names) {
-      run(impl, g.params());
-      found.push_back(gradient.copy());
-    }
-    for (int64_t i = 0; i < input.size(); ++i) {
-      const float x = input.get(i);
-      if (std::isnan(x)) continue;
-      constexpr float kStep = 0x1p-8F;
-      input.set(i, x + kStep);
-      const double above = loss(g);
-      input.set(i, x - kStep);
-      const double below = loss(g);
-      input.set(i, x);
-      for (size_t k = 0; k < names.size(); ++k) {
-        EXPECT_NEAR(found[k].get(i), (above - below) / (2 * kStep), 4e-3)
-            << names[k] << " " << what << " " << i;
-      }
-    }
+    test::expect_slopes(
+        "engram.layer_bwd", input, gradient,
+        [&](const std::string& impl) { run(impl, g.params()); }, [&] { return loss(g); }, what);
   };
   expect_slopes(g.residual, g.grad_residual, "residual");
   expect_slopes(g.key, g.grad_key, "key");
@@ -325,7 +262,7 @@ TEST(LayerBackward, ChunksOnManyThreadsChangeNoBit) {
 // borders of chunks and runs lie elsewhere in it then.
 TEST(LayerBackward, ASequenceDependsOnItselfAlone) {
   for (const std::string& impl : implementations("engram.layer_bwd")) {
-    for (const Shape& of : shapes()) {
+    for (const Shape& of : test::layer_shapes()) {
       if (of.d > 300 || of.dilation > 50) continue;
       Shape s = of;
       s.T = 260;

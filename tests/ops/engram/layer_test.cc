@@ -4,6 +4,7 @@
 #include "ehc/engram/fused_weight.h"
 #include "ehc/engram/gate.h"
 #include "ehc/memory.h"
+#include "tests/ops/engram/shapes.h"
 #include "tests/ops/engram/support.h"
 
 namespace ehc::engram {
@@ -16,33 +17,11 @@ using test::implementations;
 using test::kNan;
 using test::workspace_for;
 
-struct Shape {
-  int64_t T, n, d, w, dilation;
-  DType type;
-};
-
-std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "T=" << s.T << " n=" << s.n << " d=" << s.d << " w=" << s.w
-             << " dilation=" << s.dilation << " " << name_of(s.type);
-}
+using Shape = test::LayerShape;
 
 std::vector<Shape> shapes() {
-  std::vector<Shape> list;
-  const DType types[] = {DType::f32, DType::bf16, DType::f16};
-  const int64_t tokens[] = {1, 2, 31, 33, 70};
-  const int64_t widths[] = {1, 7, 64, 96, 257};
-  const int64_t taps[] = {4, 1, 2, 5};
-  const int64_t dilations[] = {3, 1, 40};
-  int at = 0;
-  for (const int64_t d : widths) {
-    for (const DType type : types) {
-      const int64_t n = d > 200 ? 1 + at % 4 : 1 + at * 5 % 8;
-      list.push_back({tokens[at % 5], n, d, taps[at % 4], dilations[at / 2 % 3], type});
-      ++at;
-    }
-  }
-  list.push_back({33, 4, 64, 4, 3, DType::bf16});
-  list.push_back({70, 4, 96, 4, 3, DType::f32});
+  std::vector<Shape> list = test::layer_shapes();
+  for (const DType type : test::kActivations) list.push_back({31, 3, 1, 4, 3, type});
   return list;
 }
 

@@ -60,6 +60,18 @@ TEST(QuantizeRows, KernelsEqualTheReference) {
   }
 }
 
+TEST(QuantizeRows, ThreadsChangeNoBit) {
+  const Array values = Array::random(DType::f32, {1500, 96}, 1);
+  for (const std::string& impl : implementations(kName)) {
+    const Coded one = encode(impl, 1, values, 32);
+    for (const int threads : {2, 3, 8}) {
+      const Coded got = encode(impl, threads, values, 32);
+      EXPECT_EQ(got.weight.bits(), one.weight.bits()) << impl << " " << threads;
+      EXPECT_EQ(got.scale.bits(), one.scale.bits()) << impl << " " << threads;
+    }
+  }
+}
+
 // Every mantissa of a value between the smallest and the largest weight, next to one that fixes the
 // scale.
 TEST(QuantizeRows, RoundsEveryValueToNearest) {

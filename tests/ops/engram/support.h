@@ -1,4 +1,4 @@
-// What the tests of the forward operators share: arrays with any layout, random values, and the
+// What the tests of the operators share: arrays with any layout, random values, and the
 // implementations that this processor runs.
 #pragma once
 
@@ -174,6 +174,12 @@ inline Array borders_of(const std::vector<int32_t>& cu_seqlens) {
   return borders;
 }
 
+// Three sequences, of which the second is empty.
+inline std::vector<int32_t> thirds(int64_t tokens) {
+  const auto third = static_cast<int32_t>(tokens / 3);
+  return {0, third, third, static_cast<int32_t>(tokens)};
+}
+
 // Random keys that resemble their stream keep the logit away from 0, where the gate is steep.
 inline Array keys_like(const Array& residual, std::vector<int64_t> shape, uint32_t seed) {
   Array key = Array::random(residual.view().dtype, std::move(shape), seed);
@@ -234,6 +240,47 @@ inline void expect_close(const std::string& implementation, const Tensor& got,
   const auto result = cli::compare(got, expected, rule, /*sum_first_axis=*/false);
   EXPECT_TRUE(result.equal) << what << ": max error " << result.max_error << ", " << result.max_ulp
                             << " ulp, failing " << result.failing << " " << result.note;
+}
+
+// Sums of terms that cancel have no fixed bound for each element (`ehc check` has one that follows
+// the terms), so: the distance of the whole.
+inline void expect_similar(const Array& got, const Array& want, const char* what) {
+  double difference = 0, size = 0;
+  for (int64_t i = 0; i < want.size(); ++i) {
+    const double x = got.get(i), y = want.get(i);
+    difference += (x - y) * (x - y);
+    size += x * x + y * y;
+  }
+  const DType type = want.view().dtype;
+  const double bound = type == DType::f32 ? 1e-10 : type == DType::f16 ? 1e-8 : 1e-6;
+  EXPECT_LE(difference, bound * size) << what;
+}
+
+// Every implementation's gradient of loss() by `input`, which run(implementation) leaves in
+// `gradient`, against central differences. What is NaN stays so.
+template <class Run, class Loss>
+void expect_slopes(const char* op_name, Array& input, const Array& gradient, const Run& run,
+                   const Loss& loss, const char* what) {
+  constexpr float kStep = 0x1p-8F;
+  const std::vector<std::string> names = implementations(op_name);
+  std::vector<Array> found;
+  for (const std::string& impl : names) {
+    run(impl);
+    found.push_back(gradient.copy());
+  }
+  for (int64_t i = 0; i < input.size(); ++i) {
+    const float x = input.get(i);
+    if (std::isnan(x)) continue;
+    input.set(i, x + kStep);
+    const double above = loss();
+    input.set(i, x - kStep);
+    const double below = loss();
+    input.set(i, x);
+    for (size_t k = 0; k < names.size(); ++k) {
+      EXPECT_NEAR(found[k].get(i), (above - below) / (2 * kStep), 4e-3)
+          << names[k] << " " << what << " " << i;
+    }
+  }
 }
 
 }  // namespace ehc::test

@@ -10,6 +10,7 @@
 // Norms of the history of a range are recomputed. Class R per implementation, batch-invariant:
 // lanes depend on the column alone, and taps are added oldest first.
 #include "ops/engram/conv/conv_simd.h"
+#include "ops/engram/shared/conv_state_simd.h"
 
 namespace ehc::engram::EHC_ISA {
 namespace {
@@ -26,73 +27,15 @@ EHC_SIMD A* out_row(const ConvForwardArgs& args, int64_t token, int64_t stream) 
          stream * args.out_stream_stride;
 }
 
-EHC_SIMD bool masked(const ConvForwardArgs& args, int64_t token) {
-  return args.image_token_mask && args.image_token_mask[token];
-}
-
 template <class A>
 inline float value_rstd(const ConvForwardArgs& args, int64_t token, int64_t stream) {
   const float squares = simd::square_sum(value_row<A>(args, token, stream), args.hidden);
   return reciprocal_rms(squares, args.hidden, args.conv.eps);
 }
 
-// Norms of the rows of tokens in order, a piece of a row at a time.
-template <class A>
-class NormsAhead {
- public:
-  NormsAhead(const ConvForwardArgs& args, int64_t first, float* scale)
-      : args_(args), first_(first), scale_(scale) {}
-
-  void open(int64_t begin, int64_t end) {
-    token_ = begin;
-    end_ = end;
-    next_row();
-  }
-  EHC_SIMD void work() {
-    if (token_ == end_) return;
-    for (int p = 0; p < kTilePairs && column_ < args_.hidden; ++p, column_ += kPair) {
-      simd::prefetch(row_ + column_ + kFarAhead);
-      sum_ = simd::add_squares(sum_, row_ + column_, args_.hidden - column_);
-    }
-    if (column_ >= args_.hidden) close_row();
-  }
-  void finish() {
-    while (token_ != end_) work();
-  }
-
- private:
-  // Elements between what is read and what is prefetched.
-  static constexpr int64_t kFarAhead = 4096;
-
-  void close_row() {
-    scale_[(token_ - first_) * args_.streams + stream_] =
-        reciprocal_rms(simd::square_sum(sum_, row_, args_.hidden), args_.hidden, args_.conv.eps);
-    if (++stream_ == args_.streams) {
-      stream_ = 0;
-      ++token_;
-    }
-    next_row();
-  }
-  void next_row() {
-    while (token_ != end_ && masked(args_, token_)) ++token_;
-    if (token_ == end_) return;
-    row_ = value_row<A>(args_, token_, stream_);
-    column_ = 0;
-    sum_ = simd::zero_pair();
-  }
-
-  const ConvForwardArgs& args_;
-  int64_t first_;
-  float* scale_;
-  int64_t token_ = 0, end_ = 0, stream_ = 0, column_ = 0;
-  const A* row_ = nullptr;
-  Pair sum_;
-};
-
 template <class A>
 struct ConvOutput {
   const ConvForwardArgs& args;
-  NormsAhead<A>& ahead;
   bool streaming;
 
   template <int kPairs>
@@ -106,48 +49,30 @@ struct ConvOutput {
       simd::store_some(out + p * kPair, y[p], p + 1 < kPairs ? kPair : count, streaming);
     }
   }
-  EHC_SIMD void work_ahead() { ahead.work(); }
+  void image_token(int64_t token) {
+    for (int64_t h = 0; h < args.streams; ++h) {
+      std::memset(out_row<A>(args, token, h), 0, static_cast<size_t>(args.hidden) * sizeof(A));
+    }
+  }
 };
 
 template <class A>
 inline void conv_range(const ConvForwardArgs& args, int64_t begin, int64_t end, float* scratch) {
   const int64_t history = conv_history(args.conv.taps, args.conv.dilation);
-  const int64_t first = history < begin ? begin - history : 0;
   const ConvSource<A> source = {static_cast<const A*>(args.gated_value),
                                 args.value_token_stride,
                                 args.value_stream_stride,
                                 scratch,
-                                first,
+                                history < begin ? begin - history : 0,
                                 args.streams,
                                 args.image_token_mask};
-  const auto row_bytes = static_cast<int64_t>(sizeof(A)) * args.hidden;
-  const bool streaming = args.streaming && simd::can_stream(args.out) &&
-                         args.out_token_stride * sizeof(A) % 64 == 0 &&
-                         args.out_stream_stride * sizeof(A) % 64 == 0;
-  const int64_t limit = run_limit(args.conv, 2 * args.streams * row_bytes);
-  const PreparedWeights weights = prepared_weights(args.conv, args.streams, args.hidden);
-  NormsAhead<A> norms(args, first, scratch);
-  norms.open(first, begin);
-  norms.finish();
-
-  RunCursor cursor(args.conv, begin, end);
-  ConvRun run = cursor.next(limit);
-  norms.open(run.begin, run.end);
-  ConvOutput<A> output = {args, norms, streaming};
-  while (run.begin < run.end) {
-    norms.finish();
-    const ConvRun next = cursor.next(limit);
-    norms.open(next.begin, next.end);
-    for (int64_t t = run.begin; t < run.end; ++t) {
-      if (!masked(args, t)) continue;
-      for (int64_t h = 0; h < args.streams; ++h) {
-        std::memset(out_row<A>(args, t, h), 0, static_cast<size_t>(row_bytes));
-      }
-    }
-    convolve_run(args.conv, source, weights, run, args.streams, args.hidden, output);
-    run = next;
-  }
-  if (streaming) simd::stream_fence();
+  const NormRow<A> norm = {source, scratch, args.hidden, args.conv.eps};
+  WalkAhead<NormRow<A>> norms(norm, args.image_token_mask, args.streams, args.hidden);
+  ConvOutput<A> output = {
+      args, args.streaming &&
+                simd::rows_can_stream<A>(args.out, args.out_token_stride, args.out_stream_stride)};
+  const int64_t token_bytes = 2 * args.streams * args.hidden * static_cast<int64_t>(sizeof(A));
+  convolve_range(args.conv, source, args.hidden, begin, end, token_bytes, output, norms);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "backends/cpu/simd.h"
 #include "ops/engram/conv/conv_args.h"
 #include "ops/engram/conv/conv_math.h"
+#include "ops/engram/shared/walk_ahead_simd.h"
 
 namespace ehc::engram::EHC_ISA {
 namespace {
@@ -80,10 +81,34 @@ struct ConvSource {
   EHC_SIMD const A* row(int64_t token, int64_t stream) const {
     return values + token * token_stride + stream * stream_stride;
   }
-  EHC_SIMD float scale_of(int64_t token, int64_t stream) const {
-    return scale[(token - first_token) * streams + stream];
+  EHC_SIMD int64_t at(int64_t token, int64_t stream) const {
+    return (token - first_token) * streams + stream;
   }
+  EHC_SIMD float scale_of(int64_t token, int64_t stream) const { return scale[at(token, stream)]; }
   EHC_SIMD bool masked(int64_t token) const { return mask && mask[token]; }
+};
+
+// 1 / RMS of the rows of a source, for WalkAhead.
+template <class A>
+struct NormRow {
+  const ConvSource<A>& source;
+  float* scale;  // as source.scale
+  int64_t hidden;
+  float eps;
+  const A* row = nullptr;
+  float* rstd = nullptr;
+  Pair sum{};
+
+  void open(int64_t token, int64_t stream) {
+    row = source.row(token, stream);
+    rstd = scale + source.at(token, stream);
+    sum = simd::zero_pair();
+  }
+  EHC_SIMD void add(int64_t column, int64_t count) {
+    simd::prefetch(row + column + kFarAhead);
+    sum = simd::add_squares(sum, row + column, count);
+  }
+  void close() const { *rstd = reciprocal_rms(simd::square_sum(sum, row, hidden), hidden, eps); }
 };
 
 // A run of tokens [begin, end) of the sequence that starts at `start`.
@@ -204,14 +229,14 @@ class ConvTile {
 
   // Finishes kPairs pairs of columns from `column` on, of which the last holds `count` columns, for
   // the tokens of the run that are not masked.
-  template <int kPairs, class A, class Output>
+  template <int kPairs, class A, class Output, class Ahead>
   EHC_SIMD void finish(const ConvSource<A>& source, const PreparedWeights& weights, int64_t stream,
-                       int64_t column, int64_t count, Output& output) {
+                       int64_t column, int64_t count, Output& output, Ahead& ahead) {
     fill_history<kPairs>(source, weights.norm(stream), stream, column, count);
     if (conv_.taps == 4) {
-      finish_tokens<kPairs, true>(source, weights, stream, column, count, output);
+      finish_tokens<kPairs, true>(source, weights, stream, column, count, output, ahead);
     } else {
-      finish_tokens<kPairs, false>(source, weights, stream, column, count, output);
+      finish_tokens<kPairs, false>(source, weights, stream, column, count, output, ahead);
     }
   }
 
@@ -230,9 +255,10 @@ class ConvTile {
     }
   }
 
-  template <int kPairs, bool kFourTaps, class A, class Output>
+  template <int kPairs, bool kFourTaps, class A, class Output, class Ahead>
   EHC_SIMD void finish_tokens(const ConvSource<A>& source, const PreparedWeights& weights,
-                              int64_t stream, int64_t column, int64_t count, Output& output) {
+                              int64_t stream, int64_t column, int64_t count, Output& output,
+                              Ahead& ahead) {
     const float* norm = weights.norm(stream) + column;
     const float* taps = weights.tap(0, stream) + column;
     const int64_t tap_step = weights.streams * weights.row;
@@ -253,7 +279,7 @@ class ConvTile {
       }
       sum_taps<kPairs, kFourTaps>(taps, tap_step, t, c);
       output.template finish<kPairs>(token, stream, column, count, value, c);
-      output.work_ahead();
+      ahead.work();
     }
   }
 
@@ -287,18 +313,15 @@ class ConvTile {
   alignas(64) float u_[kTileRows * kTileColumns];
 };
 
-// A run for all streams. Output has
-//   finish<kPairs>(token, stream, column, count, value, c)  writes pairs of columns from `column`
-//                                                on, of which the last has `count` columns
-//   work_ahead()                                 is called between: memory traffic of later runs
-template <class A, class Output>
+// A run for all streams; `ahead.work()` is called between.
+template <class A, class Output, class Ahead>
 inline void convolve_run(const ShortConv& conv, const ConvSource<A>& source,
-                         const PreparedWeights& weights, const ConvRun& run, int64_t streams,
-                         int64_t hidden, Output& output) {
+                         const PreparedWeights& weights, const ConvRun& run, int64_t hidden,
+                         Output& output, Ahead& ahead) {
   if (!ConvTile::fits(conv, run)) {
     for (int64_t t = run.begin; t < run.end; ++t) {
       if (source.masked(t)) continue;
-      for (int64_t h = 0; h < streams; ++h) {
+      for (int64_t h = 0; h < source.streams; ++h) {
         for (int64_t i = 0; i < hidden; i += kPair) {
           const Pair value = simd::load_some(source.row(t, h) + i, hidden - i);
           const Pair c = convolve_directly(conv, source, weights, run, t, h, i, hidden - i);
@@ -309,57 +332,45 @@ inline void convolve_run(const ShortConv& conv, const ConvSource<A>& source,
     return;
   }
   ConvTile tile(conv, run);
-  for (int64_t h = 0; h < streams; ++h) {
+  for (int64_t h = 0; h < source.streams; ++h) {
     int64_t i = 0;
     for (; i + kTileColumns <= hidden; i += kTileColumns) {
-      tile.template finish<kTilePairs>(source, weights, h, i, kPair, output);
+      tile.template finish<kTilePairs>(source, weights, h, i, kPair, output, ahead);
     }
     for (; i < hidden; i += kPair) {
-      tile.template finish<1>(source, weights, h, i, hidden - i, output);
+      tile.template finish<1>(source, weights, h, i, hidden - i, output, ahead);
     }
   }
 }
 
-struct ConvShape {
-  int64_t streams, hidden, tokens;
-  const uint8_t* mask;
-};
-
-// The state after a sequence; scale_of(token, stream) is what ConvSource::scale holds. Rows are
-// written oldest first, so that a state that is updated in place only moves down.
-template <class A, class Scale>
-inline void next_state(const ShortConv& conv, const ConvShape& shape, const A* values,
-                       int64_t token_stride, int64_t stream_stride, int64_t sequence,
-                       const Scale& scale_of) {
-  const ConvState& to = conv.next_state;
-  const int64_t history = conv_history(conv.taps, conv.dilation);
-  const int64_t start = conv.cu_seqlens ? conv.cu_seqlens[sequence] : 0;
-  const int64_t end = conv.cu_seqlens ? conv.cu_seqlens[sequence + 1] : shape.tokens;
-  const PreparedWeights weights = prepared_weights(conv, shape.streams, shape.hidden);
-  const ConvRun run = {start, end, sequence, start};
-  for (int64_t r = 0; r < history; ++r) {
-    const int64_t token = end - history + r;
-    const bool before = token < start, zero = !before && shape.mask && shape.mask[token];
-    for (int64_t h = 0; h < shape.streams; ++h) {
-      float* row =
-          to.data + sequence * to.sequence_stride + r * to.position_stride + h * to.stream_stride;
-      const float* old = before ? state_row(conv, conv.state, run, token, h) : nullptr;
-      const bool read = !before && !zero;
-      const A* value = read ? values + token * token_stride + h * stream_stride : nullptr;
-      const float scale = read ? scale_of(token, h) : 0.0f;
-      for (int64_t i = 0; i < shape.hidden; i += kPair) {
-        const int64_t count = shape.hidden - i;
-        Pair u = simd::zero_pair();
-        if (before) {
-          u = simd::load_some(old + i, count);
-        } else if (!zero) {
-          u = simd::natural_order<A>(
-              normalise(simd::load_some(value + i, count), scale, weights.norm(h) + i));
-        }
-        simd::store_some(row + i, u, count, false);
-      }
+// Tokens [begin, end), run after run. `ahead` is a WalkAhead that fills source.scale, one run
+// before it is read; `token_bytes` are those of all rows of a token. Output has
+//   finish<kPairs>(token, stream, column, count, value, c)  writes pairs of columns from `column`
+//                                                on, of which the last has `count` columns
+//   image_token(token)                           writes one
+//   streaming                                    whether its stores go past the caches
+template <class A, class Output, class Ahead>
+inline void convolve_range(const ShortConv& conv, const ConvSource<A>& source, int64_t hidden,
+                           int64_t begin, int64_t end, int64_t token_bytes, Output& output,
+                           Ahead& ahead) {
+  const PreparedWeights weights = prepared_weights(conv, source.streams, hidden);
+  const int64_t limit = run_limit(conv, token_bytes);
+  ahead.open(source.first_token, begin);
+  ahead.finish();
+  RunCursor cursor(conv, begin, end);
+  ConvRun run = cursor.next(limit);
+  ahead.open(run.begin, run.end);
+  while (run.begin < run.end) {
+    ahead.finish();
+    const ConvRun next = cursor.next(limit);
+    ahead.open(next.begin, next.end);
+    for (int64_t t = run.begin; t < run.end; ++t) {
+      if (source.masked(t)) output.image_token(t);
     }
+    convolve_run(conv, source, weights, run, hidden, output, ahead);
+    run = next;
   }
+  if (output.streaming) simd::stream_fence();
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ Scratch take_scratch(Workspace& workspace, const ConvBackwardArgs& a, const Piec
   const ConvForwardArgs& f = a.forward;
   const ShortConv& conv = f.conv;
   Scratch s;
-  s.prepared = workspace.take<float>(conv_prepared_floats(conv.taps, f.streams, f.hidden));
+  s.prepared = workspace.take<float>(conv_bwd_prepared_floats(conv.taps, f.streams, f.hidden));
   s.partials = workspace.take<float>(a.sums.partials.floats());
   s.floats_of_piece =
       whole_lines(conv_bwd_scratch_floats(f.tokens, conv_history(conv.taps, conv.dilation),
@@ -113,6 +113,7 @@ void run_cpu(const Call& call) {
   Workspace workspace(call.context.workspace());
   const Scratch scratch = take_scratch(workspace, args, pieces);
   args.forward.conv.prepared = scratch.prepared;
+  args.sums.prepared = scratch.prepared;
   args.sums.partials.data = scratch.partials;
   const int64_t streams = args.forward.streams;
   parallel_for(call.context, streams, 1,
@@ -120,7 +121,7 @@ void run_cpu(const Call& call) {
   pieces.run(call.context, [&](int64_t piece, int64_t begin, int64_t end) {
     Items(args, begin, end, scratch.pieces + piece * scratch.floats_of_piece);
   });
-  parallel_for(call.context, streams * (args.sums.partials.taps + 1), 1,
+  parallel_for(call.context, streams * conv_sum_blocks(args.forward.hidden), 8,
                [&](int64_t begin, int64_t end) { Sums(args.sums, begin, end); });
 }
 
@@ -167,7 +168,7 @@ void run_reference(const Call& call) {
 constexpr Implementation kImplementations[] = {
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
-   &run_cpu<&isa::conv_prepare, &isa::conv_bwd_items, &isa::conv_bwd_sums>, &cpu_workspace},
+   &run_cpu<&isa::conv_bwd_prepare, &isa::conv_bwd_items, &isa::conv_bwd_sums>, &cpu_workspace},
     EHC_EACH_ISA(EHC_LIST)
 #undef EHC_LIST
         {"reference", Device::cpu, nullptr, &run_reference<double>, &reference_workspace<double>},

@@ -28,11 +28,11 @@ EHC_HD int64_t conv_bwd_chunks(int64_t tokens) {
   return tokens / size + (tokens % size != 0 ? 1 : 0);
 }
 
-// Rows of partial sums of a chunk and stream: w of the taps, then the norm weight's; [P, n, w+1].
+// Rows of partial sums of a chunk and stream, one a tap: the sums over tokens of gc n; [P, n, w].
 struct ConvPartials {
   float* data = nullptr;
   int64_t chunks = 0, streams = 0, taps = 0, row = 0;
-  EHC_HD int64_t stream_floats() const { return (taps + 1) * row; }
+  EHC_HD int64_t stream_floats() const { return taps * row; }
   EHC_HD int64_t chunk_floats() const { return streams * stream_floats(); }
   EHC_HD int64_t floats() const { return chunks * chunk_floats(); }
   EHC_HD float* of(int64_t chunk, int64_t stream) const {
@@ -40,12 +40,14 @@ struct ConvPartials {
   }
 };
 
-// What becomes of the partial sums, whose rows are in the order of lanes of the activations.
+// What becomes of the partial sums, whose rows are in the order of lanes of the activations, as
+// those of the weights.
 struct ConvSumArgs {
   DType activation = DType::none;
   int64_t hidden = 0;
   ConvPartials partials;
   ConvWeightGradient of_taps, of_norm;
+  const float* prepared = nullptr;
 };
 
 struct ConvBackwardArgs {
@@ -63,18 +65,17 @@ struct ConvBackwardArgs {
 inline constexpr int64_t kConvTileHistory = 128;
 EHC_HD bool conv_bwd_in_tiles(int64_t history) { return history <= kConvTileHistory; }
 EHC_HD int64_t conv_bwd_run(int64_t history, int64_t token_bytes) {
-  int64_t run = (int64_t{1} << 20) / token_bytes;
+  int64_t run = (int64_t{1} << 19) / token_bytes;
   run = run < 8 ? 8 : run > 32 ? 32 : run;
   return run < history ? history : run;
 }
 
 // Floats of scratch of ConvGradient (conv_bwd_simd.h), for streams that take turns.
-inline constexpr int64_t kConvTileColumns = 64;  // at most, of a tile
-inline constexpr int64_t kConvSumLanes = 32;     // at most, of a sum over a row
+inline constexpr int64_t kConvTileColumns = 32;  // at most: a pair of vectors
 struct ConvGradientSizes {
   int64_t tile_rows, final_rows, carry;
   EHC_HD int64_t floats(int64_t row) const {
-    return 2 * tile_rows * kConvTileColumns + final_rows * (row + kConvSumLanes) + carry;
+    return 2 * tile_rows * kConvTileColumns + final_rows * (row + kConvTileColumns) + carry;
   }
 };
 EHC_HD ConvGradientSizes conv_gradient_sizes(int64_t history, int64_t run, int64_t streams,
@@ -87,12 +88,22 @@ EHC_HD ConvGradientSizes conv_gradient_sizes(int64_t history, int64_t run, int64
 // Scratch of one piece: whole cache lines.
 EHC_HD int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
 
-// After conv_prepare (conv_args.h), in this order:
-// 1. items [begin, end) of P*n: item q is stream q % n of chunk q / n. `scratch`:
+// Floats of `prepared`: those of conv_prepare, then taps times norm weight.
+EHC_HD int64_t conv_bwd_prepared_floats(int64_t taps, int64_t streams, int64_t hidden) {
+  return conv_prepared_floats(taps, streams, hidden) + taps * streams * conv_prepared_row(hidden);
+}
+
+// In this order:
+// 1. the prepared rows of streams [begin, end);
+EHC_CPU_KERNEL(void conv_bwd_prepare(const ConvForwardArgs& args, int64_t begin, int64_t end));
+// 2. items [begin, end) of P*n: item q is stream q % n of chunk q / n. `scratch`:
 //    conv_bwd_scratch_floats;
 EHC_CPU_KERNEL(void conv_bwd_items(const ConvBackwardArgs& args, int64_t begin, int64_t end,
                                    float* scratch));
-// 2. the sums of rows [begin, end) of n*(w+1): row r % (w+1) of stream r / (w+1).
+// 3. the sums of blocks [begin, end) of n*conv_sum_blocks(d) of kConvTileColumns columns.
+EHC_HD int64_t conv_sum_blocks(int64_t hidden) {
+  return conv_prepared_row(hidden) / kConvTileColumns;
+}
 EHC_CPU_KERNEL(void conv_bwd_sums(const ConvSumArgs& args, int64_t begin, int64_t end));
 
 // Bytes that a token of a run and stream keeps busy: two rows of activations and one of fp32.

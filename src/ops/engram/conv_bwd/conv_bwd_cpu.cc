@@ -1,8 +1,8 @@
 // engram.conv_bwd on SIMD lanes.
 //
 //   gc = G silu'(c), gu[t] = sum_j W[w-1-j] gc[t + j*dilation], gV = G + r (g gu - n mean(g gu n))
-//   gW[w-1-j] = sum_t gc[t] u[t - j*dilation], gg = sum_t gu n        n = V r, u = n g
-//   V, G, gV A[T,n,d]; partial sums F32[P,n,w+1,d], P a function of T
+//   S[w-1-j] = sum_t gc[t] n[t - j*dilation], gW[k] = g S[k], gg = sum_k W[k] S[k]     n = V r
+//   V, G, gV A[T,n,d]; partial sums S F32[P,n,w,d], P a function of T
 //
 // Bytes: 6nd a token in 16-bit types: V, G read once, gV written once.
 // Algorithm: a chunk of tokens and a stream at a time, in runs whose rows fit in the second-level
@@ -38,11 +38,24 @@ class RowsAhead {
   }
   EHC_SIMD void work() {
     if (token_ == end_) return;
-    for (int p = 0; p < kTilePairs && column_ < hidden_; ++p, column_ += kPair) {
-      simd::prefetch(grad_ + column_);
-      sum_ = simd::add_squares(sum_, row_ + column_, hidden_ - column_);
+    const int64_t left = hidden_ - column_;
+    const A *row = row_ + column_, *grad = grad_ + column_;
+    Pair sum = sum_;
+    if (left >= kTileColumns) {
+      for (int p = 0; p < kTilePairs; ++p) {
+        simd::prefetch(grad + p * kPair);
+        simd::prefetch(row + p * kPair + source_.value.token_stride);
+        sum = simd::add_squares(sum, row + p * kPair, kPair);
+      }
+    } else {
+      for (int64_t i = 0; i < left; i += kPair) {
+        simd::prefetch(grad + i);
+        sum = simd::add_squares(sum, row + i, left - i);
+      }
     }
-    if (column_ >= hidden_) close_row();
+    sum_ = sum;
+    column_ += kTileColumns;
+    if (left <= kTileColumns) close_row();
   }
   void finish() {
     while (token_ != end_) work();
@@ -88,10 +101,11 @@ inline void write_rows(const ConvBackwardArgs& args, const ConvGradSource<A>& so
     const A* grad = source.grad_row(t, stream);
     const float* row = gradient.row(r, t);
     const simd::Vec rstd = simd::splat(source.value.scale_of(t, stream));
-    const simd::Vec mean = simd::splat(-gradient.mean(r, t));
+    const A* value = source.value.row(t, stream);
+    const simd::Vec pull = simd::splat(-gradient.mean(r, t) * source.value.scale_of(t, stream));
     for (int64_t i = 0; i < hidden; i += kPair) {
       const int64_t count = hidden - i;
-      const Pair inner = fma(mean, gradient.normal_at(t, stream, i, count), simd::load(row + i));
+      const Pair inner = fma(pull, simd::load_some(value + i, count), simd::load(row + i));
       simd::store_some(out + i, fma(rstd, inner, simd::load_some(grad + i, count)), count,
                        streaming);
     }
@@ -123,9 +137,9 @@ inline void backward_item(const ConvBackwardArgs& args, int64_t item, float* scr
                               args.grad_stream_stride};
   source.value.scale -= stream;
   ConvGradient<A> gradient(f.conv, source, weights, f.hidden, limit, 1, scratch);
-  const bool streaming = f.streaming && simd::can_stream(args.grad_value) &&
-                         args.grad_value_token_stride * sizeof(A) % 64 == 0 &&
-                         args.grad_value_stream_stride * sizeof(A) % 64 == 0;
+  const bool streaming =
+      f.streaming && simd::rows_can_stream<A>(args.grad_value, args.grad_value_token_stride,
+                                              args.grad_value_stream_stride);
   RowsAhead<A> ahead(source, f.hidden, f.conv.eps, scale);
 
   if (conv_bwd_in_tiles(history)) {
@@ -155,47 +169,69 @@ inline void backward_item(const ConvBackwardArgs& args, int64_t item, float* scr
   if (streaming) simd::stream_fence();
 }
 
-// A row of a stream's gradient, element by element, from that of its partial sums.
+// Adds a pair of columns of a gradient, element by element, to its target.
 template <class A>
-inline void add_partials(const float* first, int64_t chunks, int64_t chunk_step, int64_t hidden,
-                         const ConvWeightGradient& gradient, int64_t stream) {
-  float* out = gradient.data + stream * gradient.stream_stride;
-  const float* target =
-      gradient.target ? gradient.target + stream * gradient.target_stream_stride : nullptr;
-  for (int64_t i = 0; i < hidden; i += kPair) {
-    Pair sum = chunks > 0 ? simd::load(first + i) : simd::zero_pair();
-    for (int64_t chunk = 1; chunk < chunks; ++chunk) {
-      sum = add(sum, simd::load(first + chunk * chunk_step + i));
-    }
-    float natural[kPair];
-    simd::store(natural, simd::natural_order<A>(sum));
-    const int64_t count = hidden - i < kPair ? hidden - i : kPair;
-    for (int64_t j = 0; j < count; ++j) {
-      float& to = out[(i + j) * gradient.channel_stride];
-      if (!target) {
-        to = natural[j];
-      } else {
-        const float old = target[(i + j) * gradient.target_channel_stride];
-        to = chunks > 0 ? old + natural[j] : old;
-      }
+inline void put_sum(const ConvWeightGradient& gradient, int64_t stream, int64_t column,
+                    int64_t count, int64_t tap, Pair sum, bool any) {
+  float natural[kPair];
+  simd::store(natural, simd::natural_order<A>(sum));
+  float* out = gradient.data + stream * gradient.stream_stride + tap;
+  const float* target = gradient.target;
+  if (target) target += stream * gradient.target_stream_stride + tap;
+  for (int64_t j = 0; j < kPair && j < count; ++j) {
+    float& to = out[(column + j) * gradient.channel_stride];
+    if (!target) {
+      to = natural[j];
+    } else {
+      const float old = target[(column + j) * gradient.target_channel_stride];
+      to = any ? old + natural[j] : old;
     }
   }
 }
 
-// Row `tap` of the partial sums: the gradient of a tap or, behind them, of the norm weight.
+// gW[k] = g S[k] and gg = sum_k W[k] S[k] of a pair of columns.
 template <class A>
-inline void add_conv_partials(const ConvSumArgs& args, int64_t stream, int64_t tap) {
+inline void sum_columns(const ConvSumArgs& args, int64_t stream, int64_t column) {
   const ConvPartials& partials = args.partials;
-  ConvWeightGradient gradient = tap < partials.taps ? args.of_taps : args.of_norm;
-  if (tap < partials.taps) {
-    gradient.data += tap;
-    if (gradient.target) gradient.target += tap;
+  const PreparedWeights weights = {args.prepared, partials.taps, partials.streams, partials.row};
+  const int64_t count = args.hidden - column;
+  const bool any = partials.chunks > 0;
+  const Pair norm = simd::load(weights.norm(stream) + column);
+  Pair of_norm = simd::zero_pair();
+  for (int64_t k = 0; k < partials.taps; ++k) {
+    Pair sum = simd::zero_pair();
+    for (int64_t chunk = 0; chunk < partials.chunks; ++chunk) {
+      sum = add(sum, simd::load(partials.of(chunk, stream) + k * partials.row + column));
+    }
+    of_norm = fma(simd::load(weights.tap(k, stream) + column), sum, of_norm);
+    put_sum<A>(args.of_taps, stream, column, count, k, mul(norm, sum), any);
   }
-  add_partials<A>(partials.of(0, stream) + tap * partials.row, partials.chunks,
-                  partials.chunk_floats(), args.hidden, gradient, stream);
+  put_sum<A>(args.of_norm, stream, column, count, 0, of_norm, any);
+}
+
+// Taps times norm weight, behind the rows of conv_prepare.
+template <class A>
+inline void fold_norm_weight(const ConvForwardArgs& args, int64_t stream) {
+  const ShortConv& conv = args.conv;
+  const int64_t row = conv_prepared_row(args.hidden);
+  const PreparedWeights weights = prepared_weights(conv, args.streams, args.hidden);
+  for (int64_t k = 0; k < conv.taps; ++k) {
+    float* to = conv.prepared + ((conv.taps + 1 + k) * args.streams + stream) * row;
+    for (int64_t i = 0; i < row; i += kPair) {
+      simd::store(to + i, mul(simd::load(weights.tap(k, stream) + i),
+                              simd::load(weights.norm(stream) + i)));
+    }
+  }
 }
 
 }  // namespace
+
+void conv_bwd_prepare(const ConvForwardArgs& args, int64_t begin, int64_t end) {
+  simd::with_activation(args.activation, [&](auto a) {
+    prepare_streams<decltype(a)>(args.conv, args.streams, args.hidden, begin, end);
+    for (int64_t h = begin; h < end; ++h) fold_norm_weight<decltype(a)>(args, h);
+  });
+}
 
 void conv_bwd_items(const ConvBackwardArgs& args, int64_t begin, int64_t end, float* scratch) {
   simd::with_activation(args.forward.activation, [&](auto a) {
@@ -204,9 +240,14 @@ void conv_bwd_items(const ConvBackwardArgs& args, int64_t begin, int64_t end, fl
 }
 
 void conv_bwd_sums(const ConvSumArgs& args, int64_t begin, int64_t end) {
-  const int64_t rows = args.partials.taps + 1;
+  const int64_t blocks = conv_sum_blocks(args.hidden);
   simd::with_activation(args.activation, [&](auto a) {
-    for (int64_t r = begin; r < end; ++r) add_conv_partials<decltype(a)>(args, r / rows, r % rows);
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t first = b % blocks * kConvTileColumns;
+      for (int64_t i = first; i < first + kConvTileColumns && i < args.hidden; i += kPair) {
+        sum_columns<decltype(a)>(args, b / blocks, i);
+      }
+    }
   });
 }
 

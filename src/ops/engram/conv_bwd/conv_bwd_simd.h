@@ -1,9 +1,10 @@
 // Vector steps of the convolution's backward pass, shared by the convolution and the whole layer.
 //
-// A run of tokens of one stream: u and gc = G * silu'(c) in a tile of columns, whose first rows
-// hold u of the history, computed anew, and gc of the run before, carried over. The gradients gu of
-// tokens whose successors are all in the tile are then final: the run lags (w-1)*dilation tokens
-// behind.
+// The norm weight g is folded into the taps: with n the rows without it, c = sum_k (W g)[k] n, the
+// sums S[k] = sum_t gc n give gW[k] = g S[k] and gg = sum_k W[k] S[k], and g gu = sum_j (W g) gc.
+// A run of tokens of one stream: n and gc = G * silu'(c) in a tile of columns, whose first rows
+// hold n of the history, computed anew, and gc of the run before, carried over. Each token also
+// finishes g gu of the one (w-1)*dilation before it, the last that looks at it.
 #pragma once
 
 #include "ops/engram/conv/conv_simd.h"
@@ -14,10 +15,9 @@
 namespace ehc::engram::EHC_ISA {
 namespace {
 
-// Pairs of columns, and tokens, worked on together.
-inline constexpr int kGradPairs = simd::kPairsTogether >= 4 ? 2 : 1;
-inline constexpr int kGradTokens = simd::kPairsTogether >= 2 ? 2 : 1;
-static_assert(kGradPairs * kPair <= kConvTileColumns && kPair <= kConvSumLanes);
+// Tokens between what a tile reads and what it prefetches.
+inline constexpr int kFarTokens = 8;
+static_assert(kPair <= kConvTileColumns);
 
 // V, or v, with the scale that normalises it, and G.
 template <class A>
@@ -31,19 +31,17 @@ struct ConvGradSource {
   }
 };
 
-// Sums over the tokens of a chunk and stream: a row for each tap, then the norm weight's.
+// Taps times norm weight, behind the rows of conv_prepare.
+EHC_SIMD const float* folded_tap(const PreparedWeights& weights, int64_t k, int64_t stream) {
+  return weights.tap(weights.taps + 1 + k, stream);
+}
+
+// Sums over the tokens of a chunk and stream: a row for each tap.
 struct PartialRows {
   float* data;
   int64_t row;
   EHC_SIMD float* of(int64_t tap) const { return data + tap * row; }
 };
-
-// gc = G * silu'(c)
-template <int kPairs, int kTokens>
-EHC_SIMD void grad_of_conv(const Pair* c, const Pair* grad, Pair* grad_conv) {
-  simd::silu_slope<kPairs * kTokens>(c, grad_conv);
-  for (int i = 0; i < kPairs * kTokens; ++i) grad_conv[i] = mul(grad[i], grad_conv[i]);
-}
 
 template <class A>
 class ConvGradient {
@@ -58,11 +56,11 @@ class ConvGradient {
         hidden_(hidden),
         history_(conv_history(conv.taps, conv.dilation)) {
     const ConvGradientSizes sizes = conv_gradient_sizes(history_, run_limit, streams, hidden);
-    u_ = scratch;
-    grad_conv_ = u_ + sizes.tile_rows * kConvTileColumns;
+    normals_ = scratch;
+    grad_conv_ = normals_ + sizes.tile_rows * kConvTileColumns;
     rows_ = grad_conv_ + sizes.tile_rows * kConvTileColumns;
     sums_ = rows_ + sizes.final_rows * weights.row;
-    carry_ = sums_ + sizes.final_rows * kConvSumLanes;
+    carry_ = sums_ + sizes.final_rows * kConvTileColumns;
   }
 
   // g gu of the tokens that a run finishes, which are not masked: rows from final_begin on.
@@ -71,8 +69,7 @@ class ConvGradient {
   }
   // mean(g gu n)
   EHC_SIMD float mean(const GradRun& r, int64_t token) const {
-    return reduce_add(simd::load(sums_ + (token - r.final_begin) * kConvSumLanes)) /
-           static_cast<float>(hidden_);
+    return reduce_add(simd::load(row_sum(r, token))) / static_cast<float>(hidden_);
   }
 
   // Fills row() and mean() for one stream, whose carried rows are those of `turn`. work_ahead() is
@@ -80,272 +77,250 @@ class ConvGradient {
   template <class Ahead>
   void run(const GradRun& r, int64_t stream, int64_t turn, const PartialRows& partials,
            Ahead& ahead) {
-    open(r);
+    for (int64_t t = r.run.begin; t < r.run.end; ++t) {
+      first_tap_[t - r.run.begin] = static_cast<int16_t>(first_tap(conv_, r.run, t));
+    }
     for (int64_t t = r.final_begin; t < r.final_end; ++t) {
-      simd::store(sums_ + (t - r.final_begin) * kConvSumLanes, simd::zero_pair());
+      seen_[t - r.final_begin] = static_cast<int16_t>(seen_by(r, t));
+      simd::store(row_sum(r, t), simd::zero_pair());
     }
     float* carry = carry_ + turn * history_ * weights_.row;
-    int64_t i = 0;
-    for (; i + kGradPairs * kPair <= hidden_; i += kGradPairs * kPair) {
-      tile<kGradPairs>(r, stream, i, kPair, carry + i * history_, partials, ahead);
-    }
-    for (; i < hidden_; i += kPair) {
-      tile<1>(r, stream, i, hidden_ - i, carry + i * history_, partials, ahead);
+    for (int64_t i = 0; i < hidden_; i += kPair) {
+      tile({r,
+            stream,
+            i,
+            hidden_ - i,
+            folded_tap(weights_, 0, stream) + i,
+            weights_.streams * weights_.row,
+            {partials.data + i, partials.row}},
+           carry + i * history_, ahead);
     }
   }
 
   // The same for a run of one token, which it finishes; needs no carried rows.
   void token(const GradRun& r, int64_t stream, const PartialRows& partials) {
     const int64_t t = r.run.begin;
-    const auto count = [&](int64_t i) { return hidden_ - i; };
     Pair sum = simd::zero_pair();
-    const int64_t first = first_tap(conv_, r.run, t);
-    const int64_t seen = conv_seen_by(conv_.taps, conv_.dilation, r.stop - 1 - t);
+    const int64_t first = first_tap(conv_, r.run, t), seen = seen_by(r, t);
     for (int64_t i = 0; i < hidden_; i += kPair) {
-      Pair grad_input = simd::zero_pair();
+      Pair row = simd::zero_pair();
       for (int64_t j = 0; j < seen; ++j) {
         const Pair grad_conv = grad_conv_at(r, t + j * conv_.dilation, stream, i);
-        grad_input =
-            fma(simd::load(weights_.tap(conv_.taps - 1 - j, stream) + i), grad_conv, grad_input);
+        row = fma(simd::load(folded_tap(weights_, conv_.taps - 1 - j, stream) + i), grad_conv, row);
         if (j > 0) continue;
         for (int64_t k = first; k < conv_.taps; ++k) {
-          const int64_t from = t - conv_lag(conv_.taps, conv_.dilation, k);
-          add_to(partials.of(k) + i, grad_conv,
-                 conv_input(conv_, source_.value, r.run, from, stream, weights_.norm(stream), i,
-                            count(i)));
+          add_to(partials.of(k) + i, grad_conv, normal_at(t - lag(k), stream, i));
         }
       }
-      const Pair normal = normal_at(t, stream, i, count(i));
-      const Pair row = mul(grad_input, simd::load(weights_.norm(stream) + i));
-      add_to(partials.of(conv_.taps) + i, grad_input, normal);
-      sum = fma(row, normal, sum);
+      sum = fma(row, normal_at(t, stream, i), sum);
       simd::store(rows_ + i, row);
     }
     simd::store(sums_, sum);
   }
 
-  // n: the row of V without its norm weight.
-  EHC_SIMD Pair normal_at(int64_t token, int64_t stream, int64_t column, int64_t count) const {
-    return mul(simd::load_some(source_.value.row(token, stream) + column, count),
-               simd::splat(source_.value.scale_of(token, stream)));
-  }
-
  private:
+  // A pair of columns of a run.
+  struct Tile {
+    const GradRun& r;
+    int64_t stream, column, count;
+    const float* taps;
+    int64_t tap_step;
+    PartialRows sums;
+
+    EHC_SIMD Pair tap(int64_t k) const { return simd::load(taps + k * tap_step); }
+  };
+
   EHC_SIMD static void add_to(float* sum, Pair x, Pair y) {
     simd::store(sum, fma(x, y, simd::load(sum)));
+  }
+  EHC_SIMD int64_t lag(int64_t tap) const { return conv_lag(conv_.taps, conv_.dilation, tap); }
+  int64_t seen_by(const GradRun& r, int64_t token) const {
+    return conv_seen_by(conv_.taps, conv_.dilation, r.stop - 1 - token);
+  }
+  EHC_SIMD float* row_sum(const GradRun& r, int64_t token) const {
+    return sums_ + (token - r.final_begin) * kConvTileColumns;
+  }
+
+  // n: the row of V without its norm weight.
+  EHC_SIMD Pair normal_at(int64_t token, int64_t stream, int64_t column) const {
+    if (source_.value.masked(token)) return simd::zero_pair();
+    return mul(simd::load_some(source_.value.row(token, stream) + column, hidden_ - column),
+               simd::splat(source_.value.scale_of(token, stream)));
   }
 
   Pair grad_conv_at(const GradRun& r, int64_t token, int64_t stream, int64_t column) const {
     if (source_.value.masked(token)) return simd::zero_pair();
-    const int64_t count = hidden_ - column;
-    const Pair c =
-        convolve_directly(conv_, source_.value, weights_, r.run, token, stream, column, count);
-    const Pair grad = simd::load_some(source_.grad_row(token, stream) + column, count);
-    Pair grad_conv;
-    grad_of_conv<1, 1>(&c, &grad, &grad_conv);
-    return grad_conv;
+    Pair c = simd::zero_pair();
+    for (int64_t k = first_tap(conv_, r.run, token); k < conv_.taps; ++k) {
+      c = fma(simd::load(folded_tap(weights_, k, stream) + column),
+              normal_at(token - lag(k), stream, column), c);
+    }
+    Pair slope;
+    simd::silu_slope<1>(&c, &slope);
+    return mul(simd::load_some(source_.grad_row(token, stream) + column, hidden_ - column), slope);
   }
 
-  // What does not depend on the column.
-  void open(const GradRun& r) {
-    for (int64_t t = r.run.begin; t < r.run.end; ++t) {
-      first_tap_[t - r.run.begin] = static_cast<int16_t>(first_tap(conv_, r.run, t));
-    }
-    for (int64_t t = r.final_begin; t < r.final_end; ++t) {
-      seen_[t - r.final_begin] =
-          static_cast<int16_t>(conv_seen_by(conv_.taps, conv_.dilation, r.stop - 1 - t));
-    }
+  // Rows of the tile; row 0 belongs to token run.begin - history.
+  EHC_SIMD int64_t tile_row(const GradRun& r, int64_t token) const {
+    return (token - r.run.begin + history_) * kPair;
   }
 
-  // Row 0 belongs to token run.begin - history.
-  template <int kPairs>
-  EHC_SIMD float* tile_row(float* tile, const GradRun& r, int64_t token) const {
-    return tile + (token - r.run.begin + history_) * (kPairs * kPair);
+  // Passes over the tokens, each of which is a short chain of operations that the processor can
+  // overlap with those of other tokens. What a loop uses is in locals, since a vector may be stored
+  // anywhere for all that the compiler knows.
+  template <class Ahead>
+  EHC_SIMD void tile(const Tile& tile, float* carry, Ahead& ahead) {
+    const GradRun& r = tile.r;
+    const int64_t before = r.run.begin - history_;
+    fill(tile, before > r.run.start ? before : r.run.start, r.run.end);
+    if (!r.fresh) copy_rows(grad_conv_, carry, history_);
+    const bool four = conv_.taps == 4;
+    four ? convolve<4>(tile) : convolve<0>(tile);
+    differentiate(tile, ahead);
+    if (r.own) four ? sum_tap_gradients<4>(tile) : sum_tap_gradients<0>(tile);
+    four ? spread<4>(tile) : spread<0>(tile);
+    copy_rows(carry, grad_conv_ + tile_row(r, r.run.end - history_), history_);
   }
 
-  template <int kPairs, class Ahead>
-  EHC_SIMD void tile(const GradRun& r, int64_t stream, int64_t column, int64_t count, float* carry,
-                     const PartialRows& partials, Ahead& ahead) {
-    fill<kPairs>(r, stream, column, count, carry);
-    int64_t t = r.run.begin;
-    if (conv_.taps == 4) {
-      for (; t + kGradTokens <= r.run.end; t += kGradTokens) {
-        differentiate<kPairs, kGradTokens, true>(r, stream, t, column, count);
-        ahead.work();
-      }
-    }
-    for (; t < r.run.end; ++t) {
-      differentiate<kPairs, 1, false>(r, stream, t, column, count);
-      ahead.work();
-    }
-    for (int p = 0; p < kPairs; ++p) {
-      const int64_t some = p + 1 < kPairs ? kPair : count;
-      if (r.own) sum_tap_gradients<kPairs>(r, p, partials, column + p * kPair);
-      spread<kPairs>(r, stream, p, column + p * kPair, some, partials);
-    }
-    const float* last = tile_row<kPairs>(grad_conv_, r, r.run.end - history_);
-    std::memcpy(carry, last, static_cast<size_t>(history_) * kPairs * kPair * sizeof(float));
+  EHC_SIMD static void copy_rows(float* to, const float* from, int64_t rows) {
+    for (int64_t i = 0; i < rows * kPair; i += kPair) simd::store(to + i, simd::load(from + i));
   }
 
-  template <int kPairs>
-  EHC_SIMD void fill(const GradRun& r, int64_t stream, int64_t column, int64_t count,
-                     const float* carry) {
-    const float* norm = weights_.norm(stream);
-    int64_t t = r.run.begin - history_;
-    if (t < r.run.start) t = r.run.start;
-    for (; t < r.run.end; ++t) {
-      float* u = tile_row<kPairs>(u_, r, t);
-      for (int p = 0; p < kPairs; ++p) {
-        simd::store(u + p * kPair, conv_input(conv_, source_.value, r.run, t, stream, norm,
-                                              column + p * kPair, p + 1 < kPairs ? kPair : count));
-      }
-    }
-    if (r.fresh) return;
-    std::memcpy(grad_conv_, carry, static_cast<size_t>(history_) * kPairs * kPair * sizeof(float));
-  }
-
-  // gc of kTokens tokens from `token` on.
-  template <int kPairs, int kTokens, bool kFourTaps>
-  EHC_SIMD void differentiate(const GradRun& r, int64_t stream, int64_t token, int64_t column,
-                              int64_t count) {
-    Pair c[kTokens * kPairs], grad[kTokens * kPairs], grad_conv[kTokens * kPairs];
-    for (int i = 0; i < kTokens * kPairs; ++i) c[i] = simd::zero_pair();
-    // A later token has no fewer taps.
-    if (kFourTaps && first_tap_[token - r.run.begin] == 0) {
-      for (int k = 0; k < 4; ++k) add_tap<kPairs, kTokens>(r, stream, token, column, k, c);
-    } else {
-      for (int q = 0; q < kTokens; ++q) {
-        for (int64_t k = first_tap_[token + q - r.run.begin]; k < conv_.taps; ++k) {
-          add_tap<kPairs, 1>(r, stream, token + q, column, k, c + q * kPairs);
-        }
-      }
-    }
-    for (int q = 0; q < kTokens; ++q) {
-      const bool masked = source_.value.masked(token + q);
-      const A* row = source_.grad_row(token + q, stream) + column;
-      for (int p = 0; p < kPairs; ++p) {
-        grad[q * kPairs + p] =
-            masked ? simd::zero_pair()
-                   : simd::load_some(row + p * kPair, p + 1 < kPairs ? kPair : count);
-      }
-    }
-    grad_of_conv<kPairs, kTokens>(c, grad, grad_conv);
-    for (int q = 0; q < kTokens; ++q) {
-      // Also where c is not finite.
-      const bool masked = source_.value.masked(token + q);
-      float* to = tile_row<kPairs>(grad_conv_, r, token + q);
-      for (int p = 0; p < kPairs; ++p) {
-        simd::store(to + p * kPair, masked ? simd::zero_pair() : grad_conv[q * kPairs + p]);
-      }
+  // n of tokens [begin, end)
+  EHC_SIMD void fill(const Tile& tile, int64_t begin, int64_t end) {
+    const ConvSource<A>& values = source_.value;
+    const int64_t count = tile.count, step = values.token_stride, streams = values.streams;
+    const A* from = values.row(begin, tile.stream) + tile.column;
+    const float* scale = values.scale + (begin - values.first_token) * streams + tile.stream;
+    const uint8_t* mask = values.mask;
+    float* to = normals_ + tile_row(tile.r, begin);
+    for (int64_t t = begin; t < end; ++t, from += step, scale += streams, to += kPair) {
+      simd::prefetch_near(from + kFarTokens * step);
+      simd::store(to, mask && mask[t] ? simd::zero_pair()
+                                      : mul(simd::load_some(from, count), simd::splat(*scale)));
     }
   }
 
-  // c + W[k] * u[t - lag] for kTokens tokens from `token` on.
-  template <int kPairs, int kTokens>
-  EHC_SIMD void add_tap(const GradRun& r, int64_t stream, int64_t token, int64_t column, int64_t k,
-                        Pair* c) const {
-    constexpr int kWidth = kPairs * kPair;
-    const float* tap = weights_.tap(k, stream) + column;
-    const float* u =
-        tile_row<kPairs>(u_, r, token) - conv_lag(conv_.taps, conv_.dilation, k) * kWidth;
-    for (int p = 0; p < kPairs; ++p) {
-      const Pair weight = simd::load(tap + p * kPair);
-      for (int q = 0; q < kTokens; ++q) {
-        Pair& sum = c[q * kPairs + p];
-        sum = fma(weight, simd::load(u + q * kWidth + p * kPair), sum);
-      }
-    }
-  }
-
-  // Adds gc * u of the run's tokens, one pair of columns of the tile.
-  template <int kPairs>
-  EHC_SIMD void sum_tap_gradients(const GradRun& r, int p, const PartialRows& partials,
-                                  int64_t column) const {
-    if (conv_.taps == 4) return sum_four_tap_gradients<kPairs>(r, p, partials, column);
-    const auto add_tokens = [&](int64_t k, Pair sum) EHC_SIMD_LAMBDA {
-      const int64_t lag = conv_lag(conv_.taps, conv_.dilation, k);
-      for (int64_t t = r.run.begin; t < r.run.end; ++t) {
-        if (first_tap_[t - r.run.begin] > k || source_.value.masked(t)) continue;
-        sum = fma(simd::load(tile_row<kPairs>(grad_conv_, r, t) + p * kPair),
-                  simd::load(tile_row<kPairs>(u_, r, t - lag) + p * kPair), sum);
-      }
-      return sum;
-    };
-    for (int64_t k = 0; k < conv_.taps; ++k) {
-      float* sum = partials.of(k) + column;
-      simd::store(sum, add_tokens(k, simd::load(sum)));
-    }
-  }
-
-  // The same with all sums in registers.
-  template <int kPairs>
-  EHC_SIMD void sum_four_tap_gradients(const GradRun& r, int p, const PartialRows& partials,
-                                       int64_t column) const {
-    const int64_t row_step = conv_.dilation * kPairs * kPair;
-    Pair sums[4];
-    for (int k = 0; k < 4; ++k) sums[k] = simd::load(partials.of(k) + column);
-    for (int64_t t = r.run.begin; t < r.run.end; ++t) {
-      if (source_.value.masked(t)) continue;
-      const Pair grad_conv = simd::load(tile_row<kPairs>(grad_conv_, r, t) + p * kPair);
-      const float* u = tile_row<kPairs>(u_, r, t) + p * kPair;
-      const int64_t first = first_tap_[t - r.run.begin];
-      if (first == 0) {
-        for (int k = 0; k < 4; ++k) {
-          sums[k] = fma(grad_conv, simd::load(u - (3 - k) * row_step), sums[k]);
+  // c, in the place of gc.
+  template <int kTaps>
+  EHC_SIMD void convolve(const Tile& tile) {
+    const GradRun& r = tile.r;
+    const int64_t step = conv_.dilation * kPair, taps = conv_.taps,
+                  length = r.run.end - r.run.begin;
+    const float* normal = normals_ + tile_row(r, r.run.begin);
+    float* c = grad_conv_ + tile_row(r, r.run.begin);
+    Pair tap[kTaps + 1];
+    for (int k = 0; k < kTaps; ++k) tap[k] = tile.tap(k);
+    for (int64_t t = 0; t < length; ++t, normal += kPair, c += kPair) {
+      const int64_t first = first_tap_[t];
+      Pair sum = simd::zero_pair();
+      if (kTaps > 0 && first == 0) {
+        for (int k = 0; k < kTaps; ++k) {
+          sum = fma(tap[k], simd::load(normal - (kTaps - 1 - k) * step), sum);
         }
       } else {
-        for (int k = 0; k < 4; ++k) {
-          if (k >= first) sums[k] = fma(grad_conv, simd::load(u - (3 - k) * row_step), sums[k]);
+        for (int64_t k = first; k < taps; ++k) {
+          sum = fma(tile.tap(k), simd::load(normal - (taps - 1 - k) * step), sum);
         }
       }
+      simd::store(c, sum);
     }
-    for (int k = 0; k < 4; ++k) simd::store(partials.of(k) + column, sums[k]);
   }
 
-  // gu, g gu and their sums for the tokens that the run finishes, one pair of columns of the tile.
-  template <int kPairs>
-  EHC_SIMD void spread(const GradRun& r, int64_t stream, int p, int64_t column, int64_t count,
-                       const PartialRows& partials) {
-    const float* taps = weights_.tap(conv_.taps - 1, stream) + column;
-    const int64_t tap_step = weights_.streams * weights_.row;
-    const int64_t row_step = conv_.dilation * kPairs * kPair;
-    const bool four_taps = conv_.taps == 4;
-    Pair tap[4];
-    for (int j = 0; j < 4; ++j) {
-      tap[j] = four_taps ? simd::load(taps - j * tap_step) : simd::zero_pair();
+  // gc from c
+  template <class Ahead>
+  EHC_SIMD void differentiate(const Tile& tile, Ahead& ahead) {
+    const GradRun& r = tile.r;
+    const int64_t count = tile.count, step = source_.grad_token_stride;
+    const A* grad = source_.grad_row(r.run.begin, tile.stream) + tile.column;
+    const uint8_t* mask = source_.value.mask;
+    float* at = grad_conv_ + tile_row(r, r.run.begin);
+    for (int64_t t = r.run.begin; t < r.run.end; ++t, grad += step, at += kPair) {
+      simd::prefetch_near(grad + kFarTokens * step);
+      Pair grad_conv = simd::zero_pair();
+      if (!mask || !mask[t]) {
+        const Pair c = simd::load(at);
+        simd::silu_slope<1>(&c, &grad_conv);
+        grad_conv = mul(simd::load_some(grad, count), grad_conv);
+      }
+      simd::store(at, grad_conv);
+      if (t % kTilePairs == 0) ahead.work();
     }
-    const Pair norm = simd::load(weights_.norm(stream) + column);
-    float* norm_sum_row = partials.of(conv_.taps) + column;
-    Pair norm_sum = simd::load(norm_sum_row);
-    for (int64_t t = r.final_begin; t < r.final_end; ++t) {
-      if (source_.value.masked(t)) continue;
-      const float* grad_conv = tile_row<kPairs>(grad_conv_, r, t) + p * kPair;
-      Pair grad_input = simd::zero_pair();
-      const int64_t seen = seen_[t - r.final_begin];
-      if (four_taps && seen == 4) {
-        for (int j = 0; j < 4; ++j) {
-          grad_input = fma(tap[j], simd::load(grad_conv + j * row_step), grad_input);
+  }
+
+  // S += gc n
+  template <int kTaps>
+  EHC_SIMD void sum_tap_gradients(const Tile& tile) const {
+    const GradRun& r = tile.r;
+    const int64_t step = conv_.dilation * kPair, taps = conv_.taps, begin = r.run.begin;
+    const float* normal = normals_ + tile_row(r, begin);
+    const float* at = grad_conv_ + tile_row(r, begin);
+    const uint8_t* mask = source_.value.mask;
+    const int64_t length = r.run.end - begin;
+    if constexpr (kTaps == 0) {
+      for (int64_t k = 0; k < taps; ++k) {
+        Pair sum = simd::load(tile.sums.of(k));
+        for (int64_t t = 0; t < length; ++t) {
+          if (first_tap_[t] > k || (mask && mask[begin + t])) continue;
+          sum = fma(simd::load(at + t * kPair),
+                    simd::load(normal + t * kPair - (taps - 1 - k) * step), sum);
+        }
+        simd::store(tile.sums.of(k), sum);
+      }
+    } else {
+      Pair sums[kTaps];
+      for (int k = 0; k < kTaps; ++k) sums[k] = simd::load(tile.sums.of(k));
+      for (int64_t t = 0; t < length; ++t, normal += kPair, at += kPair) {
+        if (mask && mask[begin + t]) continue;
+        const Pair grad_conv = simd::load(at);
+        const int64_t first = first_tap_[t];
+        for (int k = 0; k < kTaps; ++k) {
+          if (k < first) continue;
+          sums[k] = fma(grad_conv, simd::load(normal - (kTaps - 1 - k) * step), sums[k]);
+        }
+      }
+      for (int k = 0; k < kTaps; ++k) simd::store(tile.sums.of(k), sums[k]);
+    }
+  }
+
+  // g gu and its products with n for the tokens that the run finishes.
+  template <int kTaps>
+  EHC_SIMD void spread(const Tile& tile) {
+    const GradRun& r = tile.r;
+    const int64_t step = conv_.dilation * kPair, row_step = weights_.row;
+    const int64_t taps = conv_.taps, length = r.final_end - r.final_begin;
+    const float* normal = normals_ + tile_row(r, r.final_begin);
+    const float* grad_conv = grad_conv_ + tile_row(r, r.final_begin);
+    float* to = rows_ + tile.column;
+    float* product = sums_;
+    Pair tap[kTaps + 1];
+    for (int k = 0; k < kTaps; ++k) tap[k] = tile.tap(k);
+    for (int64_t t = 0; t < length; ++t) {
+      const int64_t seen = seen_[t];
+      Pair sum = simd::zero_pair();
+      if (kTaps > 0 && seen == kTaps) {
+        for (int j = 0; j < kTaps; ++j) {
+          sum = fma(tap[kTaps - 1 - j], simd::load(grad_conv + j * step), sum);
         }
       } else {
         for (int64_t j = 0; j < seen; ++j) {
-          grad_input = fma(simd::load(taps - j * tap_step), simd::load(grad_conv + j * row_step),
-                           grad_input);
+          sum = fma(tile.tap(taps - 1 - j), simd::load(grad_conv + j * step), sum);
         }
       }
-      const Pair normal = normal_at(t, stream, column, count);
-      const Pair scaled = mul(grad_input, norm);
-      norm_sum = fma(grad_input, normal, norm_sum);
-      add_to(sums_ + (t - r.final_begin) * kConvSumLanes, scaled, normal);
-      simd::store(row(r, t) + column, scaled);
+      simd::store(to, sum);
+      add_to(product, sum, simd::load(normal));
+      normal += kPair;
+      grad_conv += kPair;
+      to += row_step;
+      product += kConvTileColumns;
     }
-    simd::store(norm_sum_row, norm_sum);
   }
 
   const ShortConv& conv_;
   const ConvGradSource<A>& source_;
   const PreparedWeights& weights_;
   int64_t hidden_, history_;
-  float *u_, *grad_conv_, *rows_, *sums_, *carry_;
+  float *normals_, *grad_conv_, *rows_, *sums_, *carry_;
   int16_t first_tap_[2 * kConvTileHistory];
   int16_t seen_[3 * kConvTileHistory];
 };

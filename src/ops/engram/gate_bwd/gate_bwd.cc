@@ -3,20 +3,12 @@
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
 #include "core/registry.h"
-#include "core/workspace.h"
-#include "ops/engram/gate_bwd/gate_bwd_args.h"
-#include "ops/engram/shared/gate_call.h"
 #include "core/token_chunks.h"
+#include "core/workspace.h"
+#include "ops/engram/shared/gate_bwd_call.h"
+#include "ops/engram/shared/gate_bwd_reference.h"
 
 namespace ehc::engram {
-
-// `slopes` [T,n]: dL/dD of every token and stream.
-template <class Real>
-void gate_bwd_reference_tokens(const GateBackwardArgs& args, Real* slopes, int64_t begin,
-                               int64_t end);
-template <class Real>
-void gate_bwd_reference_chunk(const GateBackwardArgs& args, const Real* slopes, int64_t begin,
-                              int64_t end, const GradWeightRows& grad_weight);
 
 namespace {
 
@@ -41,25 +33,12 @@ void count_partials(Bound& bound, const void*) {
   bound.symbols.set(symbol("P"), chunks_of_tokens(bound["T"]));
 }
 
-GradientRows gradient_rows(const Tensor& t) {
-  return {t.data, t.stride[0], t.rank == 3 ? t.stride[1] : 0};
-}
-
 GateBackwardArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);
-  GateBackwardArgs a;
-  a.gate = gate_inputs(p, call.bound);
-  if (a.gate.tokens == 0) return a;
+  GateBackwardArgs a = gate_bwd_call_args(p, call.bound);
   a.gate.weight_fused = p.weight_fused.as<float>();
   a.gate.weight_stream_stride = p.weight_fused.stride[0];
-  a.grad_out = gradient_rows(p.grad_out);
   a.grad_value_path = p.grad_value_path ? gradient_rows(p.grad_value_path) : a.grad_out;
-  a.grad_residual = gradient_rows(p.grad_residual);
-  a.grad_key = gradient_rows(grad_key_of(p));
-  a.grad_value = gradient_rows(grad_value_of(p));
-  const auto row_bytes = static_cast<size_t>(a.gate.hidden) * size_of(a.gate.activation);
-  const auto rows = static_cast<size_t>(a.gate.tokens * (5 * a.gate.streams + 2));
-  a.streaming = rows * row_bytes > last_level_cache_bytes();
   return a;
 }
 

@@ -1,7 +1,8 @@
 // engram.gate_bwd on SIMD lanes.
 //
-//   grad_x = round(go + slope * (k * wf - x * D rx^2/d))   grad_k = round(slope * (x * wf - k * D
-//   rk^2/d)) grad_v = round(sum_h alpha * gp)                       grad_wf = sum_t slope * x * k
+//   grad_x = round(go + slope * (k * wf - x * D rx^2/d))
+//   grad_k = round(slope * (x * wf - k * D rk^2/d))
+//   grad_v = round(sum_h alpha * gp), grad_wf = sum_t slope * x * k
 //   go, gp, x, k, grad_x, grad_k A[T,n,d]; v, grad_v A[T,d]; wf, grad_wf F32[n,d]
 //
 // Bytes: (10n+4)d a token in 16-bit types, 16n of statistics.
@@ -47,11 +48,6 @@ class GroupCursor {
   int64_t token_, end_;
 };
 
-template <class A>
-EHC_SIMD A* row(const GradientRows& rows, int64_t token, int64_t stream) {
-  return static_cast<A*>(rows.data) + token * rows.token_stride + stream * rows.stream_stride;
-}
-
 EHC_SIMD float load(const StreamStatistic& from, int64_t token, int64_t stream) {
   return from.data[token * from.token_stride + stream];
 }
@@ -71,13 +67,13 @@ template <class A, int kPairs>
 EHC_SIMD void value_tile(const GateBackwardArgs& args, int64_t token, const GateScalars* gates,
                          int64_t column, int64_t count, Pair* grad_alpha) {
   const A* value = value_row<A>(args.gate, token) + column;
-  A* grad_value = row<A>(args.grad_value, token, 0) + column;
+  A* grad_value = gradient_row<A>(args.grad_value, token, 0) + column;
   const auto columns = [&](int p) EHC_SIMD_LAMBDA { return p + 1 < kPairs ? kPair : count; };
   Pair v[kPairs], sum[kPairs];
   for (int p = 0; p < kPairs; ++p) v[p] = simd::load_some(value + p * kPair, columns(p));
   for (int p = 0; p < kPairs; ++p) sum[p] = simd::zero_pair();
   for (int64_t h = 0; h < args.gate.streams; ++h) {
-    const A* grad_row = row<A>(args.grad_value_path, token, h) + column;
+    const A* grad_row = gradient_row<A>(args.grad_value_path, token, h) + column;
     Pair of_alpha = grad_alpha[h];
     for (int p = 0; p < kPairs; ++p) {
       const Pair grad = simd::load_some(grad_row + p * kPair, columns(p));
@@ -171,23 +167,6 @@ inline void zero_row(A* row, int64_t hidden) {
   std::memset(row, 0, static_cast<size_t>(hidden) * sizeof(A));
 }
 
-template <class A>
-inline void masked_token(const GateBackwardArgs& args, int64_t token) {
-  const int64_t hidden = args.gate.hidden;
-  for (int64_t h = 0; h < args.gate.streams; ++h) {
-    std::memcpy(row<A>(args.grad_residual, token, h), row<A>(args.grad_out, token, h),
-                static_cast<size_t>(hidden) * sizeof(A));
-    zero_row(row<A>(args.grad_key, token, h), hidden);
-  }
-  zero_row(row<A>(args.grad_value, token, 0), hidden);
-}
-
-template <class A>
-EHC_SIMD bool can_stream(const GradientRows& rows) {
-  return simd::can_stream(rows.data) && rows.token_stride * sizeof(A) % 64 == 0 &&
-         rows.stream_stride * sizeof(A) % 64 == 0;
-}
-
 // While a stream of a group is worked on: its keys and streams to come, and of the next group what
 // the first pass reads.
 template <class A>
@@ -201,7 +180,7 @@ EHC_SIMD SoonRows<A> soon_rows(const GateBackwardArgs& args, const Group& group,
   const int64_t stream_of_rows = recompute ? stream : last ? 0 : stream + 1;
   SoonRows<A> soon;
   for (int t = 0; t < kGroup; ++t) {
-    soon.row[3 * t] = row<A>(args.grad_value_path, ahead.token[t], stream);
+    soon.row[3 * t] = gradient_row<A>(args.grad_value_path, ahead.token[t], stream);
     soon.row[3 * t + 1] = residual_row<A>(gate, of_rows.token[t], stream_of_rows);
     soon.row[3 * t + 2] = key_row<A>(gate, of_rows.token[t], stream_of_rows);
   }
@@ -218,9 +197,12 @@ inline void group_gradients(const GateBackwardArgs& args, const Group& group, co
     StreamRow<A> rows[kGroup];
     for (int t = 0; t < group.size; ++t) {
       const int64_t token = group.token[t];
-      rows[t] = {row<A>(args.grad_out, token, h), residual_row<A>(gate, token, h),
-                 key_row<A>(gate, token, h),      row<A>(args.grad_residual, token, h),
-                 row<A>(args.grad_key, token, h), slopes[t][h]};
+      rows[t] = {gradient_row<A>(args.grad_out, token, h),
+                 residual_row<A>(gate, token, h),
+                 key_row<A>(gate, token, h),
+                 gradient_row<A>(args.grad_residual, token, h),
+                 gradient_row<A>(args.grad_key, token, h),
+                 slopes[t][h]};
     }
     WeightSum sum = {gate.weight_fused + h * gate.weight_stream_stride,
                      grad_weight.data + h * grad_weight.stream_stride, first};
@@ -257,7 +239,7 @@ template <class A>
 inline void chunk_gradients(const GateBackwardArgs& args, int64_t begin, int64_t end,
                             const GradWeightRows& grad_weight) {
   for (int64_t t = begin; t < end; ++t) {
-    if (masked(args.gate.image_token_mask, t)) masked_token<A>(args, t);
+    if (masked(args.gate.image_token_mask, t)) write_image_token<A>(args, t);
   }
   if (args.streaming && can_stream<A>(args.grad_residual) && can_stream<A>(args.grad_key)) {
     group_after_group<A, true>(args, begin, end, grad_weight);

@@ -1,8 +1,6 @@
 // engram.gate_bwd in plain loops, natural order, in double and in float.
-#include <cstring>
-
-#include "ops/engram/gate_bwd/gate_bwd_args.h"
 #include "ops/engram/gate_bwd/gate_bwd_math.h"
+#include "ops/engram/shared/gate_bwd_reference.h"
 #include "ops/engram/shared/gate_reference.h"
 
 namespace ehc::engram {
@@ -23,10 +21,6 @@ StreamGate<Real> saved_gate(const GateForwardArgs& a, int64_t t, int64_t h) {
           static_cast<float>(gate.rstd_residual), static_cast<float>(gate.rstd_key)};
 }
 
-int64_t row(const GradientRows& rows, int64_t t, int64_t h) {
-  return t * rows.token_stride + h * rows.stream_stride;
-}
-
 template <class Real>
 void write_token(const GateBackwardArgs& a, int64_t t, Real* slopes) {
   const GateForwardArgs& f = a.gate;
@@ -37,7 +31,7 @@ void write_token(const GateBackwardArgs& a, int64_t t, Real* slopes) {
     Real grad_alpha = 0;
     for (int64_t i = 0; i < f.hidden; ++i) {
       const Real grad =
-          load_float(a.grad_value_path.data, f.activation, row(a.grad_value_path, t, h) + i);
+          load_float(a.grad_value_path.data, f.activation, row_of(a.grad_value_path, t, h) + i);
       const Real v = load_float(f.value, f.activation, t * f.value_token_stride + i);
       grad_alpha += grad * v;
     }
@@ -51,10 +45,10 @@ void write_token(const GateBackwardArgs& a, int64_t t, Real* slopes) {
       const Real k =
           load_float(f.key, f.activation, t * f.key_token_stride + h * f.key_stream_stride + i);
       const Real w = f.weight_fused[h * f.weight_stream_stride + i];
-      const Real grad = load_float(a.grad_out.data, f.activation, row(a.grad_out, t, h) + i);
-      store_float(a.grad_residual.data, f.activation, row(a.grad_residual, t, h) + i,
+      const Real grad = load_float(a.grad_out.data, f.activation, row_of(a.grad_out, t, h) + i);
+      store_float(a.grad_residual.data, f.activation, row_of(a.grad_residual, t, h) + i,
                   grad + slope * (k * w - x * pull_residual));
-      store_float(a.grad_key.data, f.activation, row(a.grad_key, t, h) + i,
+      store_float(a.grad_key.data, f.activation, row_of(a.grad_key, t, h) + i,
                   slope * (x * w - k * pull_key));
     }
     slopes[t * f.streams + h] = slope;
@@ -63,25 +57,11 @@ void write_token(const GateBackwardArgs& a, int64_t t, Real* slopes) {
     Real sum = 0;
     for (int64_t h = 0; h < f.streams; ++h) {
       const Real grad =
-          load_float(a.grad_value_path.data, f.activation, row(a.grad_value_path, t, h) + i);
+          load_float(a.grad_value_path.data, f.activation, row_of(a.grad_value_path, t, h) + i);
       sum += gates[h].alpha * grad;
     }
-    store_float(a.grad_value.data, f.activation, row(a.grad_value, t, 0) + i, sum);
+    store_float(a.grad_value.data, f.activation, row_of(a.grad_value, t, 0) + i, sum);
   }
-}
-
-// Bytes, not values: a NaN keeps its payload.
-void write_masked_token(const GateBackwardArgs& a, int64_t t) {
-  const auto size = static_cast<int64_t>(size_of(a.gate.activation));
-  const auto bytes = static_cast<size_t>(a.gate.hidden * size);
-  const auto at = [&](const GradientRows& rows, int64_t h) {
-    return static_cast<char*>(rows.data) + row(rows, t, h) * size;
-  };
-  for (int64_t h = 0; h < a.gate.streams; ++h) {
-    std::memcpy(at(a.grad_residual, h), at(a.grad_out, h), bytes);
-    std::memset(at(a.grad_key, h), 0, bytes);
-  }
-  std::memset(at(a.grad_value, 0), 0, bytes);
 }
 
 bool masked(const GateBackwardArgs& a, int64_t t) {
@@ -95,7 +75,7 @@ void gate_bwd_reference_tokens(const GateBackwardArgs& a, Real* slopes, int64_t 
                                int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
     if (masked(a, t)) {
-      write_masked_token(a, t);
+      write_image_token(a, t);
     } else {
       write_token(a, t, slopes);
     }

@@ -8,10 +8,32 @@
 #pragma once
 
 #include "ops/engram/gate/gate_simd.h"
+#include "ops/engram/gate_bwd/gate_bwd_args.h"
 #include "ops/engram/gate_bwd/gate_bwd_math.h"
 
 namespace ehc::engram::EHC_ISA {
 namespace {
+
+template <class A>
+EHC_SIMD A* gradient_row(const GradientRows& rows, int64_t token, int64_t stream) {
+  return static_cast<A*>(rows.data) + token * rows.token_stride + stream * rows.stream_stride;
+}
+
+template <class A>
+EHC_SIMD bool can_stream(const GradientRows& rows) {
+  return simd::rows_can_stream<A>(rows.data, rows.token_stride, rows.stream_stride);
+}
+
+template <class A>
+inline void write_image_token(const GateBackwardArgs& args, int64_t token) {
+  const auto bytes = static_cast<size_t>(args.gate.hidden) * sizeof(A);
+  for (int64_t h = 0; h < args.gate.streams; ++h) {
+    std::memcpy(gradient_row<A>(args.grad_residual, token, h),
+                gradient_row<A>(args.grad_out, token, h), bytes);
+    std::memset(gradient_row<A>(args.grad_key, token, h), 0, bytes);
+  }
+  std::memset(gradient_row<A>(args.grad_value, token, 0), 0, bytes);
+}
 
 // sum + grad * value, for grad_alpha; starts from zero_pair().
 EHC_SIMD simd::Pair add_grad_alpha(simd::Pair sum, simd::Pair grad, simd::Pair value) {

@@ -16,14 +16,14 @@
 
 namespace ehc::engram {
 
-void gather_bwd_reference(const GatherBackwardArgs& args, const RowIndices& indices, int64_t tokens,
-                          int64_t begin, int64_t end, double* sums);
-void gather_bwd_reference(const GatherBackwardArgs& args, const RowIndices& indices, int64_t tokens,
-                          int64_t begin, int64_t end, float* sums);
-int64_t gather_bwd_reference(const GatherBackwardArgs& args, const RowIndices& indices,
-                             int64_t tokens, double* sums);
-int64_t gather_bwd_reference(const GatherBackwardArgs& args, const RowIndices& indices,
-                             int64_t tokens, float* sums);
+// Rows [begin, end). `sums` [hd]: scratch.
+template <class Real>
+void gather_bwd_reference_dense(const GatherBackwardArgs& args, const RowIndices& indices,
+                                int64_t tokens, int64_t begin, int64_t end, Real* sums);
+// Returns the number of unique rows.
+template <class Real>
+int64_t gather_bwd_reference_sparse(const GatherBackwardArgs& args, const RowIndices& indices,
+                                    int64_t tokens, Real* sums);
 
 namespace {
 
@@ -241,10 +241,12 @@ void run_reference(const Call& call) {
   const int64_t tokens = call.bound["T"];
   Workspace workspace(call.context.workspace());
   Real* sums = workspace.take<Real>(call.context.executor().concurrency() * args.width);
-  if (!args.dense) return finish_sparse(call, gather_bwd_reference(args, indices, tokens, sums));
+  if (!args.dense) {
+    return finish_sparse(call, gather_bwd_reference_sparse(args, indices, tokens, sums));
+  }
   Pieces(call.context, call.bound["rows"], 1)
       .run(call.context, [&](int64_t piece, int64_t begin, int64_t end) {
-        gather_bwd_reference(args, indices, tokens, begin, end, sums + piece * args.width);
+        gather_bwd_reference_dense(args, indices, tokens, begin, end, sums + piece * args.width);
       });
 }
 

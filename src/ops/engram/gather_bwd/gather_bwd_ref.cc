@@ -37,9 +37,11 @@ int64_t next_row(const RowIndices& indices, int64_t tokens, int64_t columns, int
   return next;
 }
 
+}  // namespace
+
 template <class Real>
-void sum_dense(const GatherBackwardArgs& a, const RowIndices& indices, int64_t tokens,
-               int64_t begin, int64_t end, Real* sums) {
+void gather_bwd_reference_dense(const GatherBackwardArgs& a, const RowIndices& indices,
+                                int64_t tokens, int64_t begin, int64_t end, Real* sums) {
   for (int64_t row = begin; row < end; ++row) {
     const bool named = sum_row(a, indices, tokens, row, sums);
     for (int64_t i = 0; i < a.width; ++i) {
@@ -55,8 +57,8 @@ void sum_dense(const GatherBackwardArgs& a, const RowIndices& indices, int64_t t
 }
 
 template <class Real>
-int64_t sum_sparse(const GatherBackwardArgs& a, const RowIndices& indices, int64_t tokens,
-                   Real* sums) {
+int64_t gather_bwd_reference_sparse(const GatherBackwardArgs& a, const RowIndices& indices,
+                                    int64_t tokens, Real* sums) {
   int64_t unique = 0;
   for (int64_t row = -1; (row = next_row(indices, tokens, a.columns, row)) >= 0; ++unique) {
     if (a.unique_is_64) {
@@ -72,23 +74,13 @@ int64_t sum_sparse(const GatherBackwardArgs& a, const RowIndices& indices, int64
   return unique;
 }
 
-}  // namespace
-
-void gather_bwd_reference(const GatherBackwardArgs& a, const RowIndices& indices, int64_t tokens,
-                          int64_t begin, int64_t end, double* sums) {
-  sum_dense(a, indices, tokens, begin, end, sums);
-}
-void gather_bwd_reference(const GatherBackwardArgs& a, const RowIndices& indices, int64_t tokens,
-                          int64_t begin, int64_t end, float* sums) {
-  sum_dense(a, indices, tokens, begin, end, sums);
-}
-int64_t gather_bwd_reference(const GatherBackwardArgs& a, const RowIndices& indices, int64_t tokens,
-                             double* sums) {
-  return sum_sparse(a, indices, tokens, sums);
-}
-int64_t gather_bwd_reference(const GatherBackwardArgs& a, const RowIndices& indices, int64_t tokens,
-                             float* sums) {
-  return sum_sparse(a, indices, tokens, sums);
-}
+#define EHC_INSTANTIATE(Real)                                                                     \
+  template void gather_bwd_reference_dense(const GatherBackwardArgs&, const RowIndices&, int64_t, \
+                                           int64_t, int64_t, Real*);                              \
+  template int64_t gather_bwd_reference_sparse(const GatherBackwardArgs&, const RowIndices&,      \
+                                               int64_t, Real*)
+EHC_INSTANTIATE(double);
+EHC_INSTANTIATE(float);
+#undef EHC_INSTANTIATE
 
 }  // namespace ehc::engram

@@ -8,7 +8,7 @@
 
 namespace ehc::engram {
 
-struct WeightRows {
+struct FactorRows {
   DType type = DType::none;  // bf16 or f32
   const void* data = nullptr;
   int64_t stream_stride = 0;
@@ -16,7 +16,7 @@ struct WeightRows {
 
 // The gradient of one of the weights: `other` is the factor it stands beside.
 struct WeightGradient {
-  WeightRows other;                    // W[n,d]
+  FactorRows other;                    // W[n,d]
   const float* accumulated = nullptr;  // F32[n,d] or null; may be `grad`
   int64_t accumulated_stream_stride = 0;
   float* grad = nullptr;  // F32[n,d]

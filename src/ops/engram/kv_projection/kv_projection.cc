@@ -19,10 +19,10 @@ namespace {
 
 using P = KvProjectionForward;
 
-constexpr auto kTable =
-    table("engram.kv_projection_fwd", "1.7", "keys and value of an embedding",
-          in<&P::embedding>("embedding", "A[T,E]"), in<&P::weight>("weight", "A[n+1,d,E]"),
-          in<&P::bias>("bias", "A[n+1,d]").optional(), out<&P::kv>("kv", "A[T,n+1,d]"));
+constexpr auto kTable = table(
+    "engram.kv_projection_fwd", "1.7", "keys and value of an embedding",
+    in<&P::embedding>("embedding", "A[T,E]"), in<&P::weight>("weight", "A[n+1,d,E]"),
+    in<&P::bias>("bias", "A[n+1,d]").optional(), out<&P::kv>("kv", "A[T,n+1,d]"), BatchDependent{});
 
 ProjectionArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);
@@ -155,9 +155,7 @@ void run_reference(const Call& call) {
 #if EHC_HAS_OPENBLAS
 std::string_view refuse_openblas(const Call& call) {
   if (call.bound["E"] > std::numeric_limits<int32_t>::max()) return "E is above 2^31 - 1";
-  if (!blas::openblas_fault().empty()) return blas::openblas_fault();
-  const bool asked_for = call.context.implementation() == "cpu.openblas";
-  return asked_for ? std::string_view() : blas::openblas_weakness();
+  return blas::refuse_openblas(call.context);
 }
 #endif
 

@@ -314,11 +314,7 @@ void run_reference(const Call& call) {
 }
 
 #if EHC_HAS_OPENBLAS
-std::string_view refuse_openblas(const Call& call) {
-  if (!blas::openblas_fault().empty()) return blas::openblas_fault();
-  const bool asked_for = call.context.implementation() == "cpu.openblas";
-  return asked_for ? std::string_view() : blas::openblas_weakness();
-}
+std::string_view refuse_openblas(const Call& call) { return blas::refuse_openblas(call.context); }
 #endif
 
 constexpr Implementation kImplementations[] = {

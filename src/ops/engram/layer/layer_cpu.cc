@@ -10,6 +10,7 @@
 // implementation, batch-invariant.
 #include "ops/engram/layer/layer_args.h"
 #include "ops/engram/layer/layer_simd.h"
+#include "ops/engram/shared/conv_state_simd.h"
 
 namespace ehc::engram::EHC_ISA {
 namespace {
@@ -39,7 +40,6 @@ template <class A>
 struct LayerOutput {
   const LayerForwardArgs& args;
   const Scratch& scratch;
-  GatesAhead<A, const KeepScalars>& ahead;
   bool streaming;
 
   template <int kPairs>
@@ -63,7 +63,7 @@ struct LayerOutput {
       simd::store_some(out + p * kPair, y[p], columns(p), streaming);
     }
   }
-  EHC_SIMD void work_ahead() { ahead.work(); }
+  void image_token(int64_t token) { gate_masked_token<A>(args.gate, token); }
 };
 
 template <class A>
@@ -79,32 +79,15 @@ inline void layer_range(const LayerForwardArgs& args, int64_t begin, int64_t end
                                 first,
                                 gate.streams,
                                 gate.image_token_mask};
-  const bool streaming = gate.streaming && simd::can_stream(gate.out) &&
-                         gate.out_token_stride * sizeof(A) % 64 == 0 &&
-                         gate.out_stream_stride * sizeof(A) % 64 == 0;
-  const int64_t limit =
-      run_limit(args.conv, (3 * gate.streams + 2) * gate.hidden * static_cast<int64_t>(sizeof(A)));
-  const PreparedWeights weights = prepared_weights(args.conv, gate.streams, gate.hidden);
   const KeepScalars keep = {args, scratch, begin};
-  GatesAhead<A, const KeepScalars> gates(gate, keep);
-  gates.open(first, begin);
-  gates.finish();
-
-  RunCursor cursor(args.conv, begin, end);
-  ConvRun run = cursor.next(limit);
-  gates.open(run.begin, run.end);
-  LayerOutput<A> output = {args, scratch, gates, streaming};
-  while (run.begin < run.end) {
-    gates.finish();
-    const ConvRun next = cursor.next(limit);
-    gates.open(next.begin, next.end);
-    for (int64_t t = run.begin; t < run.end; ++t) {
-      if (masked(gate.image_token_mask, t)) gate_masked_token<A>(gate, t);
-    }
-    convolve_run(args.conv, source, weights, run, gate.streams, gate.hidden, output);
-    run = next;
-  }
-  if (streaming) simd::stream_fence();
+  auto gates = gates_ahead<A>(gate, keep);
+  LayerOutput<A> output = {
+      args, scratch,
+      gate.streaming &&
+          simd::rows_can_stream<A>(gate.out, gate.out_token_stride, gate.out_stream_stride)};
+  const int64_t token_bytes =
+      (3 * gate.streams + 2) * gate.hidden * static_cast<int64_t>(sizeof(A));
+  convolve_range(args.conv, source, gate.hidden, begin, end, token_bytes, output, gates);
 }
 
 }  // namespace

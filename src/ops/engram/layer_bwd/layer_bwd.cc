@@ -10,18 +10,12 @@
 #include "ops/engram/layer_bwd/layer_bwd_args.h"
 #include "ops/engram/shared/conv_bwd_call.h"
 #include "ops/engram/shared/gate_bwd_call.h"
+#include "ops/engram/shared/gate_bwd_reference.h"
 #include "ops/engram/shared/layer_bwd_reference.h"
 #include "ops/engram/shared/sequences.h"
 #include "core/token_chunks.h"
 
 namespace ehc::engram {
-
-template <class Real>
-void gate_bwd_reference_tokens(const GateBackwardArgs& args, Real* slopes, int64_t begin,
-                               int64_t end);
-template <class Real>
-void gate_bwd_reference_chunk(const GateBackwardArgs& args, const Real* slopes, int64_t begin,
-                              int64_t end, const GradWeightRows& grad_weight);
 
 namespace {
 
@@ -126,7 +120,8 @@ Scratch take_scratch(Workspace& workspace, const LayerBackwardArgs& a, const Pie
   const auto element = static_cast<int64_t>(size_of(gate.activation));
   const LayerBackwardSizes sizes = layer_bwd_sizes(
       gate.tokens, gate.streams, gate.hidden, conv_history(a.conv.taps, a.conv.dilation), element);
-  s.prepared = workspace.take<float>(conv_prepared_floats(a.conv.taps, gate.streams, gate.hidden));
+  s.prepared =
+      workspace.take<float>(conv_bwd_prepared_floats(a.conv.taps, gate.streams, gate.hidden));
   s.conv_partials = workspace.take<float>(a.sums.partials.floats());
   s.floats_of_piece = whole_lines(sizes.floats());
   s.pieces = workspace.take<float>(s.floats_of_piece * pieces.count);
@@ -169,6 +164,7 @@ void run_cpu(const Call& call) {
   }
   const GateForwardArgs& gate = args.gate.gate;
   args.conv.prepared = scratch.prepared;
+  args.sums.prepared = scratch.prepared;
   args.sums.partials.data = scratch.conv_partials;
   ConvForwardArgs to_prepare;
   to_prepare.streams = gate.streams;
@@ -180,7 +176,7 @@ void run_cpu(const Call& call) {
   pieces.run(call.context, [&](int64_t piece, int64_t begin, int64_t end) {
     Chunks(args, begin, end, scratch.pieces + piece * scratch.floats_of_piece);
   });
-  parallel_for(call.context, gate.streams * (args.sums.partials.taps + 1), 1,
+  parallel_for(call.context, gate.streams * conv_sum_blocks(gate.hidden), 8,
                [&](int64_t begin, int64_t end) { Sums(args.sums, begin, end); });
   reduce_gate_weights(call, scratch.gate_partials, chunk_count(args));
 }
@@ -249,10 +245,10 @@ void run_reference(const Call& call) {
 }
 
 constexpr Implementation kImplementations[] = {
-#define EHC_LIST(isa)                                                         \
-  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>,                   \
-   &run_cpu<&isa::gate_bwd_chunk, &isa::conv_prepare, &isa::layer_bwd_chunks, \
-            &isa::conv_bwd_sums>,                                             \
+#define EHC_LIST(isa)                                                             \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>,                       \
+   &run_cpu<&isa::gate_bwd_chunk, &isa::conv_bwd_prepare, &isa::layer_bwd_chunks, \
+            &isa::conv_bwd_sums>,                                                 \
    &cpu_workspace},
     EHC_EACH_ISA(EHC_LIST)
 #undef EHC_LIST

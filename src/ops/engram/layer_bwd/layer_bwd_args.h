@@ -43,7 +43,7 @@ EHC_HD LayerBackwardSizes layer_bwd_sizes(int64_t tokens, int64_t streams, int64
   return s;
 }
 
-// As the steps of conv_bwd_args.h, after conv_prepare: 1. chunks [begin, end), scratch of
+// As the steps of conv_bwd_args.h, after conv_bwd_prepare: 1. chunks [begin, end), scratch of
 // layer_bwd_sizes; then conv_bwd_sums for the convolution, grad_w_reduce for the gate.
 EHC_CPU_KERNEL(void layer_bwd_chunks(const LayerBackwardArgs& args, int64_t begin, int64_t end,
                                      float* scratch));

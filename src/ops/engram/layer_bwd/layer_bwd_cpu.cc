@@ -3,7 +3,7 @@
 //   gV: conv_bwd_cpu.cc with V = alpha * v and G = grad_out; n = v * beta
 //   grad_alpha = sum gV v, grad_v = round(sum_h alpha gV), then grad_x, grad_k, grad_wf as in
 //   gate_bwd_cpu.cc with grad_out for the residual path
-//   x, k, G, grad_x, grad_k A[T,n,d]; v, grad_v A[T,d]; partial sums F32[P,n,d] and [P,n,w+1,d]
+//   x, k, G, grad_x, grad_k A[T,n,d]; v, grad_v A[T,d]; partial sums F32[P,n,d] and [P,n,w,d]
 //
 // Bytes: (10n+4)d a token in 16-bit types; x and k are read a second time, from cache.
 // Algorithm: a chunk of tokens at a time, in runs, stream by stream: the convolution's tiles leave
@@ -19,10 +19,8 @@
 namespace ehc::engram::EHC_ISA {
 namespace {
 
-template <class A>
-EHC_SIMD A* gradient_row(const GradientRows& rows, int64_t token, int64_t stream) {
-  return static_cast<A*>(rows.data) + token * rows.token_stride + stream * rows.stream_stride;
-}
+// Pairs of columns worked on together once gV is known.
+inline constexpr int kStreamPairs = simd::kPairsTogether >= 4 ? 2 : 1;
 
 // Of the tokens from `first` on, [tokens, n] each.
 struct Scalars {
@@ -72,14 +70,14 @@ class ChunkGradient {
   void finish_stream(const GradRun& r, int64_t stream) {
     for (int64_t t = r.final_begin; t < r.final_end; ++t) {
       if (masked(gate_.image_token_mask, t)) {
-        if (stream == 0) pass_through(t);
+        if (stream == 0) write_image_token<A>(args_.gate, t);
       } else {
         value_path(r, t, stream);
       }
     }
     int64_t i = 0;
-    for (; i + kGradPairs * kPair <= gate_.hidden; i += kGradPairs * kPair) {
-      stream_tile<kGradPairs>(r, stream, i, kPair);
+    for (; i + kStreamPairs * kPair <= gate_.hidden; i += kStreamPairs * kPair) {
+      stream_tile<kStreamPairs>(r, stream, i, kPair);
     }
     for (; i < gate_.hidden; i += kPair) stream_tile<1>(r, stream, i, gate_.hidden - i);
   }
@@ -94,16 +92,6 @@ class ChunkGradient {
   }
 
  private:
-  void pass_through(int64_t token) const {
-    const auto bytes = static_cast<size_t>(gate_.hidden) * sizeof(A);
-    for (int64_t h = 0; h < gate_.streams; ++h) {
-      std::memcpy(gradient_row<A>(args_.gate.grad_residual, token, h),
-                  gradient_row<A>(args_.gate.grad_out, token, h), bytes);
-      std::memset(gradient_row<A>(args_.gate.grad_key, token, h), 0, bytes);
-    }
-    std::memset(gradient_row<A>(args_.gate.grad_value, token, 0), 0, bytes);
-  }
-
   // gV of a row, what it adds to grad_v, and the slopes.
   void value_path(const GradRun& r, int64_t token, int64_t stream) {
     const int64_t at = scalars_.at(token, stream);
@@ -208,7 +196,7 @@ inline void backward_chunk(const LayerBackwardArgs& args, int64_t chunk, float* 
   ConvGradient<A> of_conv(conv, source, weights, gate.hidden, sizes.run, gate.streams, scratch);
   ChunkGradient<A> gradient(args, scalars, of_conv, value_rows, weight_rows);
   const KeepGates<A> keep = {args, scalars};
-  GatesAhead<A, const KeepGates<A>> gates(gate, keep);
+  auto gates = gates_ahead<A>(gate, keep);
   const auto partials = [&](int64_t h) {
     return PartialRows{args.sums.partials.of(chunk, h), weights.row};
   };
@@ -253,12 +241,8 @@ void layer_bwd_chunks(const LayerBackwardArgs& args, int64_t begin, int64_t end,
   simd::with_activation(args.gate.gate.activation, [&](auto a) {
     using A = decltype(a);
     LayerBackwardArgs of_type = args;
-    const auto can_stream = [](const GradientRows& rows) {
-      return simd::can_stream(rows.data) && rows.token_stride * sizeof(A) % 64 == 0 &&
-             rows.stream_stride * sizeof(A) % 64 == 0;
-    };
-    of_type.gate.streaming = args.gate.streaming && can_stream(args.gate.grad_residual) &&
-                             can_stream(args.gate.grad_key);
+    of_type.gate.streaming = args.gate.streaming && can_stream<A>(args.gate.grad_residual) &&
+                             can_stream<A>(args.gate.grad_key);
     for (int64_t chunk = begin; chunk < end; ++chunk) backward_chunk<A>(of_type, chunk, scratch);
   });
 }

@@ -1,8 +1,7 @@
 // engram.layer_bwd with a convolution in plain loops, natural order, in double and in float.
-#include <cstring>
-
 #include "ops/engram/gate_bwd/gate_bwd_math.h"
 #include "ops/engram/shared/conv_bwd_reference.h"
+#include "ops/engram/shared/gate_bwd_reference.h"
 #include "ops/engram/shared/layer_bwd_reference.h"
 
 namespace ehc::engram {
@@ -17,14 +16,10 @@ float value_at(const GateForwardArgs& a, int64_t t, int64_t i) {
   return load_float(a.value, a.activation, t * a.value_token_stride + i);
 }
 
-int64_t row(const GradientRows& rows, int64_t t, int64_t h) {
-  return t * rows.token_stride + h * rows.stream_stride;
-}
-
 template <class Real>
 Real grad_out_at(const LayerBackwardArgs& a, int64_t t, int64_t h, int64_t i) {
   const GradientRows& rows = a.gate.grad_out;
-  return load_float(rows.data, a.gate.gate.activation, row(rows, t, h) + i);
+  return load_float(rows.data, a.gate.gate.activation, row_of(rows, t, h) + i);
 }
 
 // n = v * beta, 0 for an image token.
@@ -34,20 +29,6 @@ auto normal_by(const GateForwardArgs& a, const LayerGate<Real>* gates) {
     if (sizes_of(a).masked(t)) return Real(0);
     return value_at(a, t, i) * gates[t * a.streams + h].beta;
   };
-}
-
-// Bytes, not values: a NaN keeps its payload.
-void pass_through(const GateBackwardArgs& a, int64_t t) {
-  const auto size = static_cast<int64_t>(size_of(a.gate.activation));
-  const auto bytes = static_cast<size_t>(a.gate.hidden * size);
-  const auto at = [&](const GradientRows& rows, int64_t h) {
-    return static_cast<char*>(rows.data) + row(rows, t, h) * size;
-  };
-  for (int64_t h = 0; h < a.gate.streams; ++h) {
-    std::memcpy(at(a.grad_residual, h), at(a.grad_out, h), bytes);
-    std::memset(at(a.grad_key, h), 0, bytes);
-  }
-  std::memset(at(a.grad_value, 0), 0, bytes);
 }
 
 // grad_x and grad_k of a row; `grad_value` is its gV.
@@ -67,9 +48,9 @@ Real write_stream(const LayerBackwardArgs& a, const StreamGate<Real>& gate, cons
     const Real k =
         load_float(f.key, f.activation, t * f.key_token_stride + h * f.key_stream_stride + i);
     const Real w = f.weight_fused[h * f.weight_stream_stride + i];
-    store_float(a.gate.grad_residual.data, f.activation, row(a.gate.grad_residual, t, h) + i,
+    store_float(a.gate.grad_residual.data, f.activation, row_of(a.gate.grad_residual, t, h) + i,
                 grad_out_at<Real>(a, t, h, i) + slope * (k * w - x * pull_residual));
-    store_float(a.gate.grad_key.data, f.activation, row(a.gate.grad_key, t, h) + i,
+    store_float(a.gate.grad_key.data, f.activation, row_of(a.gate.grad_key, t, h) + i,
                 slope * (x * w - k * pull_key));
   }
   return slope;
@@ -137,7 +118,7 @@ void layer_bwd_reference_tokens(const LayerBackwardArgs& a, const LayerBackwardA
   const auto normal = normal_by(f, arrays.gates);
   for (int64_t t = begin; t < end; ++t) {
     if (sizes.masked(t)) {
-      pass_through(a.gate, t);
+      write_image_token(a.gate, t);
       continue;
     }
     for (int64_t h = 0; h < f.streams; ++h) {
@@ -154,7 +135,7 @@ void layer_bwd_reference_tokens(const LayerBackwardArgs& a, const LayerBackwardA
       for (int64_t h = 0; h < f.streams; ++h) {
         sum += arrays.gates[t * f.streams + h].gate.alpha * arrays.grad_conv[sizes.at(t, h, i)];
       }
-      store_float(a.gate.grad_value.data, f.activation, row(a.gate.grad_value, t, 0) + i, sum);
+      store_float(a.gate.grad_value.data, f.activation, row_of(a.gate.grad_value, t, 0) + i, sum);
     }
   }
 }

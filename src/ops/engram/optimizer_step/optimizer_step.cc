@@ -28,7 +28,7 @@ template <class P>
 constexpr auto constants() {
   return std::tuple(attribute<&P::lr>("lr").at_least(0), attribute<&P::eps>("eps").positive(),
                     attribute<&P::beta>("beta").between(0, 1), attribute<&P::nesterov>("nesterov"),
-                    attribute<&P::repeat>("repeat").between(1, 64),
+                    attribute<&P::repeat>("repeat").between(1, 64).fixes("repeat"),
                     attribute<&P::tau>("tau").at_least(0), attribute<&P::gamma>("gamma").positive(),
                     attribute<&P::alpha>("alpha").positive().computed_default("sqrt(hd)"));
 }
@@ -36,9 +36,8 @@ constexpr auto constants() {
 template <class P>
 constexpr auto new_state() {
   return std::tuple(
-      typed_like(out<&P::new_weight>("weight", "W[rows,hd]").may_alias("weight"), "weight"),
-      typed_like(out<&P::new_momentum>("momentum", "W[rows,hd]").may_alias("momentum"),
-                 "momentum"));
+      out<&P::new_weight>("weight", "W[rows,hd]").typed_like("weight").may_alias("weight"),
+      out<&P::new_momentum>("momentum", "W[rows,hd]").typed_like("momentum").may_alias("momentum"));
 }
 
 constexpr auto kDenseTable =
@@ -46,7 +45,9 @@ constexpr auto kDenseTable =
           in<&OptimizerStep::weight>("weight", "W[rows,hd]"),
           in<&OptimizerStep::grad>("grad", "W[rows,hd]"),
           in<&OptimizerStep::momentum>("momentum", "W[rows,hd]"), constants<OptimizerStep>(),
-          new_state<OptimizerStep>());
+          new_state<OptimizerStep>(),
+          // The update: written once, read by each round and by the last pass.
+          workspace_traffic("4*rows*hd*(repeat+2)"));
 
 // The other two are functions of C++ alone: the contract of calls by name has no such operators.
 template <class P>
