@@ -51,7 +51,8 @@ stage_asan() {  # clang, so that one build serves the fuzz targets too
 }
 stage_tsan() {
   # What runs on several threads; the rest costs minutes here and shows nothing. The build has the
-  # files with such names alone (tests/CMakeLists.txt).
+  # files with such names alone (tests/CMakeLists.txt), and no OpenBLAS: TSan cannot see how its own
+  # threads meet.
   local filter='ThreadPool.*:Parallel*.*:Context.*:CApi.*:*Threads*'
   build tsan ehc_tests
   build/tsan/bin/ehc_tests --gtest_brief=1 --gtest_filter="$filter"
