@@ -15,8 +15,8 @@ EHC_HD float decode_weight(uint8_t weight, uint8_t scale) {
 EHC_HD int group_exponent(uint32_t amax_bits) {
   if (amax_bits == 0) return 0;
   if (amax_bits == 0x7f800000U) return 127;
-  const int power = static_cast<int>(amax_bits >> 23) - 127;  // of subnormals: low enough
-  const int exponent = power - 8 + ((amax_bits & 0x7fffffU) > 0x600000U ? 1 : 0);
+  // A significand above 1.75 carries; of subnormals, low enough.
+  const int exponent = static_cast<int>((amax_bits + 0x1fffffU) >> 23) - 127 - 8;
   return exponent < -127 ? -127 : exponent;
 }
 

@@ -24,6 +24,36 @@ EHC_SIMD simd::Pair load_e4m3(const uint8_t* p) {
       _mm512_slli_epi16(size, 7), _mm512_cmpeq_epi16_mask(size, all), _mm512_set1_epi16(0x7e00));
   return simd::widen_f16(_mm512_or_si512(half, sign));
 }
+
+EHC_SIMD __m512i magnitude_bits(simd::Vec x) {
+  return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+}
+
+// encode_e4m3() of 16 values.
+EHC_SIMD __m128i encode_e4m3(simd::Vec x) {
+  const __m512i size = magnitude_bits(x);
+  const __m512i subnormal = _mm512_sub_epi32(
+      _mm512_castps_si512(simd::add(_mm512_castsi512_ps(size), simd::splat(0x1p14F))),
+      _mm512_set1_epi32(0x46800000));
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(size, 20), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(size, _mm512_set1_epi32(0x7ffff)), odd);
+  const __m512i normal =
+      _mm512_sub_epi32(_mm512_srli_epi32(rounded, 20), _mm512_set1_epi32(120 << 3));
+  const __mmask16 is_small = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(0x3c800000));
+  const __m512i code =
+      _mm512_min_epu32(_mm512_mask_mov_epi32(normal, is_small, subnormal), _mm512_set1_epi32(0x7e));
+  const __m512i sign =
+      _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(x), 24), _mm512_set1_epi32(0x80));
+  return _mm512_cvtepi32_epi8(_mm512_or_si512(code, sign));
+}
+
+// A pair in the order of rows of In.
+template <class In>
+EHC_SIMD void store_e4m3(uint8_t* p, simd::Pair x) {
+  const simd::Pair natural = simd::natural_order<In>(x);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), encode_e4m3(natural.a));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16), encode_e4m3(natural.b));
+}
 #elif defined(__AVX2__)
 EHC_SIMD simd::Pair load_e4m3(const uint8_t* p) {
   const __m256i bits = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
