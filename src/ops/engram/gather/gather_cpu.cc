@@ -32,8 +32,9 @@ inline void move_row(const A* from, A* to, int64_t width, bool streaming) {
   simd::move_bits(to, from, static_cast<size_t>(width) * sizeof(A), streaming);
 }
 
+// Always inline: GCC drops calls of a function that does nothing but prefetch.
 template <class In>
-inline void prefetch_row(const GatherForwardArgs& args, const RowCursor& at) {
+EHC_SIMD void prefetch_row(const GatherForwardArgs& args, const RowCursor& at) {
   constexpr int64_t kLine = 64 / sizeof(In), kLines = 16;
   const int64_t index = row_index(args.indices, at.token, at.column);
   if (index < 0) return;

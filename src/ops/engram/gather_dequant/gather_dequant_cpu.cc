@@ -9,7 +9,8 @@
 namespace ehc::engram::EHC_ISA {
 namespace {
 
-void prefetch_row(const GatherDequantArgs& a, const RowCursor& at) {
+// Always inline: GCC drops calls of a function that does nothing but prefetch.
+EHC_SIMD void prefetch_row(const GatherDequantArgs& a, const RowCursor& at) {
   constexpr int64_t kLine = 64, kLines = 16;
   const int64_t index = row_index(a.indices, at.token, at.column);
   if (index < 0) return;
