@@ -279,8 +279,9 @@ bool FrontDoor::bind_expression(Place place, const Expression& e, int64_t got, b
 }
 
 // An entry of the table: a tensor, or all of a list.
-bool FrontDoor::bind_entry(size_t index, bool may_defer) {
-  if (!is_list(index)) return bind_tensor({index}, may_defer);
+inline bool FrontDoor::bind_entry(size_t index, bool may_defer) {
+  if (!is_list(index)) [[likely]]
+    return bind_tensor({index}, may_defer);
   bind_list_length(index);
   bool settled = true;
   for (size_t e = 0; e < list_sizes_[index]; ++e) {

@@ -114,8 +114,9 @@ class FrontDoor {
   Extent check_memory(Place place, Device device, int device_index) const;
   [[nodiscard]] Extent extent_of(Place place) const;
   void check_overlaps(TensorSet live, const Extent* extents) const;
-  void check_overlap(Place output, const Extent& extent, Place other,
-                     const Extent& other_extent) const;
+  void check_overlap(Place output, const Extent& mine, Place other, const Extent& theirs) const;
+  void refuse_shared_elements(Place output, const Extent& mine, Place other,
+                              const Extent& theirs) const;
 
   [[noreturn]] void refuse(Place place, const std::string& expected, const std::string& got) const;
   [[noreturn]] void mismatch(Place place) const;

@@ -147,6 +147,42 @@ Tensor flattened(const Tensor& t, int lead) {
   return flat;
 }
 
+void FrontDoor::check_leading_dimensions(Place place) const {
+  const Tensor& t = at(place);
+  const int k = unflattenable_dimension(t, bound_.lead_rank);
+  if (k < 0) return;
+  refuse(place, "leading dimensions that flatten to one stride",
+         "stride " + std::to_string(t.stride[k]) + " at dimension " + std::to_string(k));
+}
+
+FrontDoor::Extent FrontDoor::extent_of(Place place) const {
+  const Tensor& t = at(place);
+  const auto begin = reinterpret_cast<uintptr_t>(t.data);
+  if (is_empty(t)) return {begin, begin};
+  return {begin, begin + static_cast<uintptr_t>(span_of(t, 0)) * size_of(t.dtype)};
+}
+
+[[gnu::always_inline]] inline FrontDoor::Extent FrontDoor::check_memory(Place place, Device device,
+                                                                        int device_index) const {
+  const Tensor& t = at(place);
+  if (t.device != device || (device == Device::cuda && t.device_index != device_index)) {
+    refuse(place, "memory on " + place_text(device, device_index),
+           place_text(t.device, t.device_index));
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(t.data);
+  if (is_empty(t)) return {begin, begin};
+  if (t.data == nullptr) refuse(place, "a pointer to data", "null");
+  const size_t size = size_of(t.dtype);
+  if ((begin & (size - 1)) != 0) {
+    refuse(place, "an address that is a multiple of " + std::to_string(size),
+           "address mod " + std::to_string(size) + " = " + std::to_string(begin % size));
+  }
+  const int64_t span = check_strides(
+      schema_.tensors[place.index], t,
+      [&](const char* expected, const std::string& got) { refuse(place, expected, got); });
+  return {begin, begin + static_cast<uintptr_t>(span) * size};
+}
+
 void FrontDoor::check_layout(Device device, int device_index) {
   const bool flattens = schema_.flattens && bound_.lead_rank > 1;
   if (flattens) {
@@ -169,60 +205,26 @@ void FrontDoor::check_layout(Device device, int device_index) {
   check_overlaps(live, extents);
 }
 
-void FrontDoor::check_leading_dimensions(Place place) const {
-  const Tensor& t = at(place);
-  const int k = unflattenable_dimension(t, bound_.lead_rank);
-  if (k < 0) return;
-  refuse(place, "leading dimensions that flatten to one stride",
-         "stride " + std::to_string(t.stride[k]) + " at dimension " + std::to_string(k));
-}
-
-FrontDoor::Extent FrontDoor::extent_of(Place place) const {
-  const Tensor& t = at(place);
-  const auto begin = reinterpret_cast<uintptr_t>(t.data);
-  if (is_empty(t)) return {begin, begin};
-  return {begin, begin + static_cast<uintptr_t>(span_of(t, 0)) * size_of(t.dtype)};
-}
-
-FrontDoor::Extent FrontDoor::check_memory(Place place, Device device, int device_index) const {
-  const Tensor& t = at(place);
-  if (t.device != device || (device == Device::cuda && t.device_index != device_index)) {
-    refuse(place, "memory on " + place_text(device, device_index),
-           place_text(t.device, t.device_index));
-  }
-  const auto begin = reinterpret_cast<uintptr_t>(t.data);
-  if (is_empty(t)) return {begin, begin};
-  if (t.data == nullptr) refuse(place, "a pointer to data", "null");
-  const size_t size = size_of(t.dtype);
-  if ((begin & (size - 1)) != 0) {
-    refuse(place, "an address that is a multiple of " + std::to_string(size),
-           "address mod " + std::to_string(size) + " = " + std::to_string(begin % size));
-  }
-  const int64_t span = check_strides(
-      schema_.tensors[place.index], t,
-      [&](const char* expected, const std::string& got) { refuse(place, expected, got); });
-  return {begin, begin + static_cast<uintptr_t>(span) * size};
-}
-
 // Outputs lie apart from all inputs and from each other, but for the views that may be the same.
 // `extents` are those of entries that are no lists.
 void FrontDoor::check_overlaps(TensorSet live, const Extent* extents) const {
-  const auto extent = [&](Place place) {
-    return is_list(place.index) ? extent_of(place) : extents[place.index];
-  };
   TensorSet others = live;
   for (TensorSet outputs = live & ~schema_.inputs; outputs != 0; outputs &= outputs - 1) {
     const auto i = static_cast<size_t>(std::countr_zero(outputs));
     others &= ~(outputs & -outputs);  // outputs pair up once
     for (size_t e = 0; e < count(i); ++e) {
-      const Place output = {i, e};
-      const Extent mine = extent(output);
+      const Extent mine = is_list(i) ? extent_of({i, e}) : extents[i];
       for (size_t later = e + 1; later < count(i); ++later) {
-        check_overlap(output, mine, {i, later}, extent({i, later}));
+        check_overlap({i, e}, mine, {i, later}, extent_of({i, later}));
       }
-      for (TensorSet rest = others; rest != 0; rest &= rest - 1) {
+      for (TensorSet rest = others & ~schema_.lists; rest != 0; rest &= rest - 1) {
         const auto k = static_cast<size_t>(std::countr_zero(rest));
-        for (size_t f = 0; f < count(k); ++f) check_overlap(output, mine, {k, f}, extent({k, f}));
+        check_overlap({i, e}, mine, {k}, extents[k]);
+      }
+      for (TensorSet rest = others & schema_.lists; rest != 0; rest &= rest - 1) {
+        const auto k = static_cast<size_t>(std::countr_zero(rest));
+        for (size_t f = 0; f < count(k); ++f)
+          check_overlap({i, e}, mine, {k, f}, extent_of({k, f}));
       }
     }
   }
@@ -231,6 +233,12 @@ void FrontDoor::check_overlaps(TensorSet live, const Extent* extents) const {
 inline void FrontDoor::check_overlap(Place output, const Extent& mine, Place other,
                                      const Extent& theirs) const {
   if (mine.end <= theirs.begin || theirs.end <= mine.begin) return;
+  refuse_shared_elements(output, mine, other, theirs);
+}
+
+// For extents that meet.
+void FrontDoor::refuse_shared_elements(Place output, const Extent& mine, Place other,
+                                       const Extent& theirs) const {
   if (mine.end == mine.begin || theirs.end == theirs.begin) return;
   if (!share_elements(at(output), at(other))) return;
   const bool allowed = schema_.tensors[output.index].alias_index == static_cast<int>(other.index);

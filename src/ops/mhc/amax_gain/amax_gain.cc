@@ -1,5 +1,6 @@
 #include "ehc/mhc/amax_gain.h"
 
+#include "backends/cpu/isa.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/mhc/amax_gain/amax_gain_args.h"
@@ -40,7 +41,11 @@ void run(const Call& call) {
 }
 
 constexpr Implementation kImplementations[] = {
-    {"reference", Device::cpu, nullptr, &run<&amax_gain_reference<double>>, nullptr},
+#define EHC_LIST(isa) \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run<&isa::amax_gain_tokens>, nullptr},
+    EHC_EACH_ISA(EHC_LIST)
+#undef EHC_LIST
+        {"reference", Device::cpu, nullptr, &run<&amax_gain_reference<double>>, nullptr},
     {"reference.f32", Device::cpu, nullptr, &run<&amax_gain_reference<float>>, nullptr},
 };
 

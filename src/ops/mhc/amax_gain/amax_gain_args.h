@@ -1,7 +1,9 @@
-// Arguments of the loops of amax_gain.
+// Arguments of the amax_gain kernel.
 #pragma once
 
 #include <cstdint>
+
+#include "backends/cpu/kernel.h"
 
 namespace ehc::mhc {
 
@@ -20,5 +22,8 @@ struct AmaxGainArgs {
   float* composite_forward = nullptr;   // F32[T]
   float* composite_backward = nullptr;  // F32[T]
 };
+
+// Tokens [begin, end).
+EHC_CPU_KERNEL(void amax_gain_tokens(const AmaxGainArgs& args, int64_t begin, int64_t end));
 
 }  // namespace ehc::mhc

@@ -1,5 +1,6 @@
 #include "ehc/mhc/defect.h"
 
+#include "backends/cpu/isa.h"
 #include "core/registry.h"
 #include "ops/mhc/defect/defect_args.h"
 #include "ops/mhc/shared/stream_call.h"
@@ -32,7 +33,11 @@ void run(const Call& call) {
 }
 
 constexpr Implementation kImplementations[] = {
-    {"reference", Device::cpu, nullptr, &run<&defect_reference<double>>, nullptr},
+#define EHC_LIST(isa) \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run<&isa::defect_tokens>, nullptr},
+    EHC_EACH_ISA(EHC_LIST)
+#undef EHC_LIST
+        {"reference", Device::cpu, nullptr, &run<&defect_reference<double>>, nullptr},
     {"reference.f32", Device::cpu, nullptr, &run<&defect_reference<float>>, nullptr},
 };
 

@@ -1,6 +1,7 @@
-// Arguments of the loops of defect.
+// Arguments of the defect kernel.
 #pragma once
 
+#include "backends/cpu/kernel.h"
 #include "ops/mhc/shared/stream_rows.h"
 
 namespace ehc::mhc {
@@ -12,5 +13,8 @@ struct DefectArgs {
   float* column_defect = nullptr;   // F32[T]
   float* spectral_bound = nullptr;  // F32[T]
 };
+
+// Tokens [begin, end).
+EHC_CPU_KERNEL(void defect_tokens(const DefectArgs& args, int64_t begin, int64_t end));
 
 }  // namespace ehc::mhc

@@ -61,18 +61,24 @@ EHC_SIMD StreamMatrix stream_matrix(const Coefficients& from, int64_t token, int
   return {from, token, streams, streams};
 }
 
-// Calls body(a, streams): a value of the storage type, and the number of streams as a constant for
-// two and four, else 0, which stands for any. More constants would make compilation long.
+// Calls body with the number of streams as a constant for two and four, else 0, which stands for
+// any. More constants would make compilation long.
+template <class Body>
+inline void with_streams(int64_t streams, const Body& body) {
+  if (streams == 4) {
+    body(std::integral_constant<int, 4>{});
+  } else if (streams == 2) {
+    body(std::integral_constant<int, 2>{});
+  } else {
+    body(std::integral_constant<int, 0>{});
+  }
+}
+
+// Calls body(a, streams) with a value of the storage type, and the streams as above.
 template <class Body>
 inline void with_kernel(const StreamSizes& sizes, const Body& body) {
   simd::with_activation(sizes.activation, [&](auto a) {
-    if (sizes.streams == 4) {
-      body(a, std::integral_constant<int, 4>{});
-    } else if (sizes.streams == 2) {
-      body(a, std::integral_constant<int, 2>{});
-    } else {
-      body(a, std::integral_constant<int, 0>{});
-    }
+    with_streams(sizes.streams, [&](auto streams) { body(a, streams); });
   });
 }
 
