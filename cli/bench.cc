@@ -105,6 +105,8 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
     }
     if (copy == 0) {
       bytes_ = bytes_moved(inputs, made);
+      const Bound bound = call.check(context_.device(), context_.device_index());
+      if (inputs.op().flops != nullptr) flops_ = inputs.op().flops(bound);
       context_.set_implementation({});
       workspace = call.plan(context_).workspace_bytes;
     }

@@ -27,13 +27,20 @@ class BenchCase {
  public:
   BenchCase(const CaseInputs& inputs, const Context& context);
   [[nodiscard]] double bytes() const { return bytes_; }
+  // Operations, of an operator that says how many; else 0.
+  [[nodiscard]] double flops() const { return flops_; }
   // `implementation` empty: the library's choice. Repeats for `seconds`, at least once.
   Timing time(const std::string& implementation, double seconds);
 
  private:
   Context context_;
   double bytes_ = 0;
+<<<<<<< HEAD
   std::deque<DynamicCall> calls_;
+=======
+  double flops_ = 0;
+  std::vector<DynamicCall> calls_;
+>>>>>>> mhc-mix
   std::vector<Buffer> memory_;
   Buffer workspace_;
 };

@@ -285,10 +285,10 @@ std::vector<std::pair<size_t, size_t>> DynamicCall::shared_memory() const {
   return pairs;
 }
 
-void DynamicCall::check(Device device, int device_index) {
+Bound DynamicCall::check(Device device, int device_index) {
   check_flags();
   ParameterStorage flattened(schema().params_size);
-  check_call(op_, arguments(flattened), device, device_index);
+  return check_call(op_, arguments(flattened), device, device_index);
 }
 
 void DynamicCall::run(Context& context) {

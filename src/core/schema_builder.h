@@ -332,8 +332,8 @@ constexpr void resolve(Table& t) {
     s.second_condition = condition(t, s.other_layout);
     for (uint8_t k = 0; k < s.shape.rank; ++k) mention(t, s.shape.dims[k]);
     if (!s.alias.empty()) s.alias_index = static_cast<int8_t>(find_tensor(t, s.alias));
-    // Leading dimensions stand for T only where no axis comes before it, no sequence crosses it, and
-    // the rank says how many there are.
+    // Leading dimensions stand for T only where no axis comes before it, no sequence crosses it,
+    // and the rank says how many there are.
     if (s.name == "cu_seqlens") t.flattens = false;
     for (uint8_t k = 1; k < s.shape.rank; ++k) {
       const Expression& e = s.shape.dims[k];

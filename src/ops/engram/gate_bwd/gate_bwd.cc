@@ -3,10 +3,10 @@
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
 #include "core/registry.h"
+#include "core/token_chunks.h"
 #include "core/workspace.h"
 #include "ops/engram/gate_bwd/gate_bwd_args.h"
 #include "ops/engram/shared/gate_call.h"
-#include "core/token_chunks.h"
 
 namespace ehc::engram {
 

@@ -3,6 +3,7 @@
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
 #include "core/registry.h"
+#include "core/token_chunks.h"
 #include "core/workspace.h"
 #include "ehc/engram/fused_weight.h"
 #include "ehc/engram/grad_w_reduce.h"
@@ -12,7 +13,6 @@
 #include "ops/engram/shared/gate_bwd_call.h"
 #include "ops/engram/shared/layer_bwd_reference.h"
 #include "ops/engram/shared/sequences.h"
-#include "core/token_chunks.h"
 
 namespace ehc::engram {
 

@@ -83,8 +83,7 @@ void run_backward(const Call& call) {
                   });
   Add({partials.chunks, 1, partials.scale, 1, p.grad_scale_acc.as<float>(),
        p.grad_scale.as<float>()});
-  Add({partials.chunks, n, partials.base, n, p.grad_base_acc.as<float>(),
-       p.grad_base.as<float>()});
+  Add({partials.chunks, n, partials.base, n, p.grad_base_acc.as<float>(), p.grad_base.as<float>()});
 }
 
 constexpr Implementation kForwardImplementations[] = {
@@ -98,8 +97,8 @@ constexpr Implementation kForwardImplementations[] = {
 };
 
 constexpr Implementation kBackwardImplementations[] = {
-#define EHC_LIST(isa)                                                                           \
-  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>,                                     \
+#define EHC_LIST(isa)                                       \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_backward<&isa::head_mix_bwd_chunk, &isa::add_partials>, &backward_workspace},
     EHC_EACH_ISA(EHC_LIST)
 #undef EHC_LIST

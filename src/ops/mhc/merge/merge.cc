@@ -1,9 +1,9 @@
 #include "ehc/mhc/merge.h"
 
 #include "backends/cpu/isa.h"
-#include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/mhc/merge/merge_args.h"
+#include "ops/mhc/shared/stream_call.h"
 
 namespace ehc::mhc {
 
@@ -17,16 +17,14 @@ constexpr auto kForwardTable =
           in<&F::fn>("fn", "F32[M,K]"), in<&F::norm_weight>("norm_weight", "F32[K]"),
           out<&F::fn_merged>("fn_merged", "F32[M,K]"));
 
-constexpr auto kBackwardTable =
-    table("mhc.merge_bwd", "2.2", "gradients of projection and norm weight",
-          in<&B::grad_fn_merged>("grad_fn_merged", "F32[M,K]"), in<&B::fn>("fn", "F32[M,K]"),
-          in<&B::norm_weight>("norm_weight", "F32[K]"),
-          in<&B::grad_fn_acc>("grad_fn_acc", "F32[M,K]").optional(),
-          in<&B::grad_norm_weight_acc>("grad_norm_weight_acc", "F32[K]").optional(),
-          out<&B::grad_fn>("grad_fn", "F32[M,K]").may_alias("grad_fn_acc"),
-          out<&B::grad_norm_weight>("grad_norm_weight", "F32[K]").may_alias("grad_norm_weight_acc"));
-
-MixRows mix_rows(const Tensor& t) { return {t.as<float>(), t.stride[0]}; }
+constexpr auto kBackwardTable = table(
+    "mhc.merge_bwd", "2.2", "gradients of projection and norm weight",
+    in<&B::grad_fn_merged>("grad_fn_merged", "F32[M,K]"), in<&B::fn>("fn", "F32[M,K]"),
+    in<&B::norm_weight>("norm_weight", "F32[K]"),
+    in<&B::grad_fn_acc>("grad_fn_acc", "F32[M,K]").optional(),
+    in<&B::grad_norm_weight_acc>("grad_norm_weight_acc", "F32[K]").optional(),
+    out<&B::grad_fn>("grad_fn", "F32[M,K]").may_alias("grad_fn_acc"),
+    out<&B::grad_norm_weight>("grad_norm_weight", "F32[K]").may_alias("grad_norm_weight_acc"));
 
 // Columns of which a thread takes at least so many.
 int64_t grain_of(int64_t mixes) { return 32768 / mixes; }
@@ -56,9 +54,9 @@ void run_backward(const Call& call) {
 }
 
 constexpr Implementation kForwardImplementations[] = {
-#define EHC_LIST(isa)                                       \
-  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
-   &run_forward<&isa::merge_fwd_columns>, nullptr},
+#define EHC_LIST(isa)                                                                              \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_forward<&isa::merge_fwd_columns>, \
+   nullptr},
     EHC_EACH_ISA(EHC_LIST)
 #undef EHC_LIST
         {"reference", Device::cpu, nullptr, &run_forward<&merge_fwd_reference<double>>, nullptr},

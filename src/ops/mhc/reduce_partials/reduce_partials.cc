@@ -3,7 +3,8 @@
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
 #include "core/registry.h"
-#include "ops/mhc/shared/group_rows.h"
+#include "ops/mhc/reduce_partials/reduce_partials_args.h"
+#include "ops/mhc/shared/group_call.h"
 
 namespace ehc::mhc {
 
@@ -31,8 +32,7 @@ template <class P>
 void check_groups_divide(const Schema& schema, const Bound& bound, const void* params) {
   const int64_t k = *static_cast<const P*>(params)->k;
   if (k % bound["G"] == 0) return;
-  fail_attribute(schema, "k", "a multiple of G = " + std::to_string(bound["G"]),
-                 std::to_string(k));
+  fail_attribute(schema, "k", "a multiple of G = " + std::to_string(bound["G"]), std::to_string(k));
 }
 
 constexpr int64_t kGrain = 256;  // tokens

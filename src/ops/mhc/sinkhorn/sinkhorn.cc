@@ -24,11 +24,10 @@ constexpr auto kForwardTable =
           in<&F::comb_logits>("comb_logits", "F32[T,n,n]"), rule_attributes<F>(),
           out<&F::comb>("comb", "F32[T,n,n]"));
 
-constexpr auto kBackwardTable =
-    table("mhc.sinkhorn_bwd", "2.7", "gradient of the Sinkhorn iteration",
-          in<&B::grad_comb>("grad_comb", "F32[T,n,n]"),
-          in<&B::comb_logits>("comb_logits", "F32[T,n,n]"), rule_attributes<B>(),
-          out<&B::grad_comb_logits>("grad_comb_logits", "F32[T,n,n]"));
+constexpr auto kBackwardTable = table(
+    "mhc.sinkhorn_bwd", "2.7", "gradient of the Sinkhorn iteration",
+    in<&B::grad_comb>("grad_comb", "F32[T,n,n]"), in<&B::comb_logits>("comb_logits", "F32[T,n,n]"),
+    rule_attributes<B>(), out<&B::grad_comb_logits>("grad_comb_logits", "F32[T,n,n]"));
 
 template <class P>
 SinkhornRule rule_of(const P& p, const Bound& bound) {

@@ -47,9 +47,9 @@ void run_forward(const Call& call) {
 }
 
 constexpr Implementation kForwardImplementations[] = {
-#define EHC_LIST(isa)                                       \
-  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
-   &run_forward<&isa::split_fwd_tokens>, nullptr},
+#define EHC_LIST(isa)                                                                             \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_forward<&isa::split_fwd_tokens>, \
+   nullptr},
     EHC_EACH_ISA(EHC_LIST)
 #undef EHC_LIST
         {"reference", Device::cpu, nullptr, &run_forward<&split_fwd_reference<double>>, nullptr},
@@ -64,14 +64,15 @@ constexpr Operator kSplitForward = [] {
 
 // --- backward ---
 
-constexpr auto kBackwardTable = table(
-    "mhc.split_bwd", "2.6", "gradients of the split", in<&B::grad_pre>("grad_pre", "F32[T,n]"),
-    in<&B::grad_post>("grad_post", "F32[T,n]"),
-    in<&B::grad_comb_logits>("grad_comb_logits", "F32[T,n,n]"), in<&B::mixes>("mixes", "F32[T,N]"),
-    in<&B::scale>("scale", "F32[3]"), in<&B::base>("base", "F32[N]"),
-    attribute<&B::post_mult>("post_mult").at_least(0), out<&B::grad_mixes>("grad_mixes", "F32[T,N]"),
-    out<&B::grad_scale_partial>("grad_scale_partial", "F32[P,3]"),
-    out<&B::grad_base_partial>("grad_base_partial", "F32[P,N]"));
+constexpr auto kBackwardTable =
+    table("mhc.split_bwd", "2.6", "gradients of the split",
+          in<&B::grad_pre>("grad_pre", "F32[T,n]"), in<&B::grad_post>("grad_post", "F32[T,n]"),
+          in<&B::grad_comb_logits>("grad_comb_logits", "F32[T,n,n]"),
+          in<&B::mixes>("mixes", "F32[T,N]"), in<&B::scale>("scale", "F32[3]"),
+          in<&B::base>("base", "F32[N]"), attribute<&B::post_mult>("post_mult").at_least(0),
+          out<&B::grad_mixes>("grad_mixes", "F32[T,N]"),
+          out<&B::grad_scale_partial>("grad_scale_partial", "F32[P,3]"),
+          out<&B::grad_base_partial>("grad_base_partial", "F32[P,N]"));
 
 void count_partials(Bound& bound, const void*) {
   bound.symbols.set(symbol("P"), chunks_of_tokens(bound["T"]));
@@ -100,9 +101,9 @@ void run_backward(const Call& call) {
 }
 
 constexpr Implementation kBackwardImplementations[] = {
-#define EHC_LIST(isa)                                       \
-  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
-   &run_backward<&isa::split_bwd_chunk>, nullptr},
+#define EHC_LIST(isa)                                                                             \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_backward<&isa::split_bwd_chunk>, \
+   nullptr},
     EHC_EACH_ISA(EHC_LIST)
 #undef EHC_LIST
         {"reference", Device::cpu, nullptr, &run_backward<&split_bwd_reference<double>>, nullptr},
@@ -133,8 +134,8 @@ void check_scales(const Schema& schema, const Bound& bound, const void* params) 
 }
 
 PartialSum partial_sum(const Tensor& partial, const Tensor& accumulated, const Tensor& sum) {
-  return {partial.shape[0],     partial.shape[1],        partial.as<float>(),
-          partial.stride[0],    accumulated.as<float>(), sum.as<float>()};
+  return {partial.shape[0],  partial.shape[1],        partial.as<float>(),
+          partial.stride[0], accumulated.as<float>(), sum.as<float>()};
 }
 
 template <auto Add>
@@ -145,7 +146,7 @@ void run_reduce(const Call& call) {
 }
 
 constexpr Implementation kReduceImplementations[] = {
-#define EHC_LIST(isa)                                                                           \
+#define EHC_LIST(isa)                                                                        \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_reduce<&isa::add_partials>, \
    nullptr},
     EHC_EACH_ISA(EHC_LIST)
