@@ -35,12 +35,8 @@ class BenchCase {
  private:
   Context context_;
   double bytes_ = 0;
-<<<<<<< HEAD
-  std::deque<DynamicCall> calls_;
-=======
   double flops_ = 0;
-  std::vector<DynamicCall> calls_;
->>>>>>> mhc-mix
+  std::deque<DynamicCall> calls_;
   std::vector<Buffer> memory_;
   Buffer workspace_;
 };
