@@ -18,6 +18,22 @@ struct MemberOf<V P::*> {
   using Value = V;
 };
 
+// A member of the parameter struct, or of a struct in it: <&P::weights, &Weights::fn>.
+template <auto First, auto... Rest>
+struct Path {
+  using Params = typename MemberOf<decltype(First)>::Params;
+  using Value = typename Path<Rest...>::Value;
+  static constexpr Value& in(Params& p) { return Path<Rest...>::in(p.*First); }
+  static constexpr const Value& in(const Params& p) { return Path<Rest...>::in(p.*First); }
+};
+template <auto Last>
+struct Path<Last> {
+  using Params = typename MemberOf<decltype(Last)>::Params;
+  using Value = typename MemberOf<decltype(Last)>::Value;
+  static constexpr Value& in(Params& p) { return p.*Last; }
+  static constexpr const Value& in(const Params& p) { return p.*Last; }
+};
+
 // "A", "W" or a list such as "BF16/F32".
 constexpr DTypeSet dtype_set(std::string_view types) {
   if (types == "A") return kActivationTypes;
@@ -31,9 +47,9 @@ constexpr DTypeSet dtype_set(std::string_view types) {
   }
 }
 
-template <auto Member>
+template <class Member>
 constexpr TensorSpec tensor_spec(std::string_view name, std::string_view pattern) {
-  using Params = typename MemberOf<decltype(Member)>::Params;
+  using Params = typename Member::Params;
   TensorSpec s{};
   s.name = name;
   s.pattern = pattern;
@@ -44,12 +60,12 @@ constexpr TensorSpec tensor_spec(std::string_view name, std::string_view pattern
   const bool given = types.substr(0, 2) == "X:";  // "X:I32/I64"
   if (given) s.dtype_rule = DTypeRule::given;
   s.dtypes = dtype_set(given ? types.substr(2) : types);
-  if constexpr (std::is_same_v<typename MemberOf<decltype(Member)>::Value, Tensor>) {
-    s.access = [](void* params) -> Tensor& { return static_cast<Params*>(params)->*Member; };
+  if constexpr (std::is_same_v<typename Member::Value, Tensor>) {
+    s.access = [](void* params) -> Tensor& { return Member::in(*static_cast<Params*>(params)); };
   } else {
     s.is_list = true;
     s.access_list = [](void* params) -> std::span<const Tensor>& {
-      return static_cast<Params*>(params)->*Member;
+      return Member::in(*static_cast<Params*>(params));
     };
   }
   return s;
@@ -109,35 +125,37 @@ void from_value(V& out, const AttributeValue& value) {
 }  // namespace build
 
 // An input, e.g. in<&P::residual>("residual", "A[T,n,d]"). A member that is a span of tensors makes
-// a list: in<&P::pre>("pre.L", "F32[T,n]").counts("L").
-template <auto Member>
+// a list: in<&P::pre>("pre.L", "F32[T,n]").counts("L"). Several members are a path, see
+// build::Path.
+template <auto... Members>
 constexpr TensorSpec in(std::string_view name, std::string_view pattern) {
-  return build::tensor_spec<Member>(name, pattern);
+  return build::tensor_spec<build::Path<Members...>>(name, pattern);
 }
 
 // An output, made when the condition holds ("" = always).
-template <auto Member>
+template <auto... Members>
 constexpr TensorSpec out(std::string_view name, std::string_view pattern,
                          std::string_view condition = {}) {
-  TensorSpec s = build::tensor_spec<Member>(name, pattern);
+  TensorSpec s = build::tensor_spec<build::Path<Members...>>(name, pattern);
   s.is_output = true;
   s.condition_text = condition;
   return s;
 }
 
 // An attribute; its type and default are those of the member (std::optional = no default).
-template <auto Member>
+template <auto... Members>
 constexpr AttributeSpec attribute(std::string_view name, std::string_view choices = {}) {
-  using Params = typename build::MemberOf<decltype(Member)>::Params;
-  using Value = typename build::MemberOf<decltype(Member)>::Value;
+  using Member = build::Path<Members...>;
+  using Params = typename Member::Params;
+  using Value = typename Member::Value;
   AttributeSpec s{};
   s.name = name;
   s.type = build::attribute_type<Value>();
   s.choices = choices;
   s.choice_count = choice_count(choices);
-  s.get = [](const void* p) { return build::to_value(static_cast<const Params*>(p)->*Member); };
+  s.get = [](const void* p) { return build::to_value(Member::in(*static_cast<const Params*>(p))); };
   s.set = [](void* p, const AttributeValue& v) {
-    build::from_value(static_cast<Params*>(p)->*Member, v);
+    build::from_value(Member::in(*static_cast<Params*>(p)), v);
   };
   return s;
 }

@@ -8,7 +8,6 @@
 
 namespace ehc::mhc {
 
-void expand_fwd_reference(const ExpandForwardArgs& args, const Tile& tile);
 template <class Real>
 void expand_bwd_reference(const PreApplyForwardArgs& args, const Tile& tile);
 

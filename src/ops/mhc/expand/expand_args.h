@@ -17,4 +17,7 @@ struct ExpandForwardArgs {
 
 EHC_CPU_KERNEL(void expand_fwd_tile(const ExpandForwardArgs& args, const Tile& tile));
 
+// The same as a copy.
+void expand_fwd_reference(const ExpandForwardArgs& args, const Tile& tile);
+
 }  // namespace ehc::mhc

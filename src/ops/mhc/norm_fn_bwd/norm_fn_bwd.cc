@@ -41,7 +41,7 @@ NormFnBackwardArgs make_args(const Call& call) {
           .tf32 = p.precision == Precision::tf32,
           .grad_residual_acc = stream_rows(p.grad_residual_acc),
           .grad_fn_acc = mix_rows(p.grad_fn_acc),
-          .grad_residual = stream_rows(p.grad_residual),
+          .grad_residual = {stream_rows(p.grad_residual)},
           .grad_fn = mix_rows(p.grad_fn)};
 }
 

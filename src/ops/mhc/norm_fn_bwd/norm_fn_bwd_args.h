@@ -16,10 +16,15 @@ struct NormFnBackwardArgs {
   StreamRows residual;           // A[T,n,d]
   MixRows fn;                    // F32[M,n*d]
   bool tf32 = false;             // fn is rounded
-  StreamRows grad_residual_acc;  // A[T,n,d]; null data: zeros
+  StreamRows grad_residual_acc;  // A[T,n*targets,d]; null data: zeros
   MixRows grad_fn_acc;           // F32[M,n*d]; null data: zeros
-  StreamRows grad_residual;      // may be grad_residual_acc
+  GradientRows grad_residual;    // [T,n,d]; may be grad_residual_acc
   MixRows grad_fn;               // may be grad_fn_acc
+  // What only composites have. Streams of grad_residual_acc that are added for one of the residual:
+  int64_t targets = 1;
+  // and a row A or F32[T,d], times factors F32[T,n], that is added to them. Null data: none.
+  GradientRows grad_row{};
+  Coefficients row_factor{};
 };
 
 // Tokens whose products are added before they meet the sum of those before.

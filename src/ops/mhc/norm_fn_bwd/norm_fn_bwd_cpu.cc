@@ -86,6 +86,23 @@ EHC_SIMD A* row_of(const StreamRows& rows, int64_t token, const Run& run) {
   return token_rows<A>(rows, token)[run.stream] + run.column;
 }
 
+// What a pair of columns of grad_x is added to.
+template <class A>
+EHC_SIMD Pair target_pair(const NormFnBackwardArgs& a, int64_t t, int64_t stream, int64_t column,
+                          int64_t count) {
+  Pair sum = simd::zero_pair();
+  if (a.grad_residual_acc.data) {
+    const auto rows = token_rows<const A>(a.grad_residual_acc, t);
+    sum = simd::load_some(rows[stream * a.targets] + column, count);
+    for (int64_t k = 1; k < a.targets; ++k) {
+      sum = add(sum, simd::load_some(rows[stream * a.targets + k] + column, count));
+    }
+  }
+  if (!a.grad_row.rows.data) return sum;
+  const float factor = a.row_factor.data[t * a.row_factor.token_stride + stream];
+  return fma(simd::splat(factor), load_gradient<A>(a.grad_row, t, 0, column, count), sum);
+}
+
 // grad_x of a strip: `at` columns into the run, of which `count` exist.
 template <class A>
 inline void gradient_of_streams(const NormFnBackwardArgs& a, const Run& run, const Scratch& s,
@@ -103,15 +120,11 @@ inline void gradient_of_streams(const NormFnBackwardArgs& a, const Run& run, con
           a.grad_sqr.data[t * a.grad_sqr.token_stride + run.group * a.grad_sqr.group_stride];
       const Vec factor = simd::splat(2.0f * grad_sqr);
       for (int w = 0; w < kWidth && w * kPair < count; ++w) {
-        const int64_t rest = count - w * kPair, column = at + w * kPair;
+        const int64_t rest = count - w * kPair, column = run.column + at + w * kPair;
         const Pair x = simd::load(s.x + (token + r) * kStrip + w * kPair);
         const Pair sum = fma(factor, x, tile.sum[r][w]);
-        Pair target = simd::zero_pair();
-        if (a.grad_residual_acc.data) {
-          target = simd::load_some(row_of<const A>(a.grad_residual_acc, t, run) + column, rest);
-        }
-        simd::store_some(row_of<A>(a.grad_residual, t, run) + column, add(target, sum), rest,
-                         false);
+        const Pair target = target_pair<A>(a, t, run.stream, column, rest);
+        store_gradient<A>(a.grad_residual, t, run.stream, column, add(target, sum), rest, false);
       }
     }
   });

@@ -13,6 +13,21 @@ float element(const GroupRows& rows, int64_t token, int64_t group, int64_t j) {
   return rows.data[token * rows.token_stride + group * rows.group_stride + j];
 }
 
+// What the gradient of stream `i` is added to.
+template <class Real>
+Real target(const NormFnBackwardArgs& a, int64_t t, int64_t i, int64_t c) {
+  Real sum = 0;
+  if (a.grad_residual_acc.data != nullptr) {
+    sum = load(a.sizes, a.grad_residual_acc, t, i * a.targets, c);
+    for (int64_t k = 1; k < a.targets; ++k) {
+      sum += load(a.sizes, a.grad_residual_acc, t, i * a.targets + k, c);
+    }
+  }
+  if (a.grad_row.rows.data == nullptr) return sum;
+  const Real row = load(a.sizes, a.grad_row, t, 0, c);
+  return std::fma(static_cast<Real>(load(a.row_factor, t, 0, i)), row, sum);
+}
+
 }  // namespace
 
 template <class Real>
@@ -32,9 +47,7 @@ void norm_fn_bwd_reference(const NormFnBackwardArgs& a, int64_t begin, int64_t e
       }
       sum = std::fma(static_cast<Real>(2) * static_cast<Real>(element(a.grad_sqr, t, g, 0)), x(t),
                      sum);
-      const Real before = a.grad_residual_acc.data != nullptr
-                              ? load(a.sizes, a.grad_residual_acc, t, k / d, k % d)
-                              : 0.0F;
+      const Real before = target<Real>(a, t, k / d, k % d);
       store(a.sizes, a.grad_residual, t, k / d, k % d, before + sum);
     }
     for (int64_t j = 0; j < a.mixes; ++j) {

@@ -7,11 +7,6 @@
 
 namespace ehc::mhc {
 
-template <class Real>
-void post_fwd_reference(const PostForwardArgs& args, const Tile& tile);
-template <class Real>
-void post_bwd_reference(const PostBackwardArgs& args, int64_t begin, int64_t end);
-
 namespace {
 
 using F = PostForward;
@@ -53,7 +48,7 @@ void run_backward(const Call& call) {
   const B& p = *static_cast<const B*>(call.params);
   const StreamSizes sizes = stream_sizes(call.bound);
   const PostBackwardArgs args = {.sizes = sizes,
-                                 .grad_new_residual = stream_rows(p.grad_new_residual),
+                                 .grad_new_residual = {stream_rows(p.grad_new_residual)},
                                  .layer_output = stream_rows(p.layer_output),
                                  .residual = stream_rows(p.residual),
                                  .post = coefficients(p.post),

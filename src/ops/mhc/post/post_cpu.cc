@@ -3,7 +3,8 @@
 //   x'_o = round(c_o y + sum_i a_io b_i)
 //   grad_y = round(sum_o c_o g_o)      grad_c_o = sum over d of y g_o
 //   grad_b_i = round(sum_o a_io g_o)   grad_a_io = sum over d of b_i g_o
-//   b, x', g, grad_b A[T,n,d]; y, grad_y A[T,d]; c, grad_c F32[T,n]; a, grad_a F32[T,n,n]
+//   b, x', grad_b A[T,n,d]; g A or F32[T,n,d]; y, grad_y A[T,d]; c, grad_c F32[T,n]; a, grad_a
+//   F32[T,n,n]
 //
 // Bytes a token in 16-bit types: forward (4n+2)d, backward (6n+4)d.
 // Algorithm: the forward is one pass over the columns of a token, all streams side by side. In the
@@ -12,6 +13,8 @@
 // sums of a row fit the registers. What comes next is prefetched.
 // Activations are class E, grad_c and grad_a are class R per implementation: lanes depend on the
 // column alone, whatever the tiles. Tokens are independent.
+#include <type_traits>
+
 #include "ops/mhc/post/post_args.h"
 #include "ops/mhc/post/post_simd.h"
 
@@ -46,8 +49,18 @@ inline void forward(const PostForwardArgs& args, const Tile& tile) {
   if (streaming) simd::stream_fence();
 }
 
+// A pair of columns of gradients G, which are A or fp32, in the lane order of A.
+template <class A, class G>
+EHC_SIMD Pair load_grads(const G* from, int64_t count) {
+  if constexpr (std::is_same_v<A, G>) {
+    return simd::load_some(from, count);
+  } else {
+    return simd::load_f32_some<A>(from, count);
+  }
+}
+
 // y or a b_i, with the coefficients that its output has in the streams and what it gets back.
-template <class A>
+template <class A, class G>
 struct MixedRow {
   const A* row;
   const float* coefficients;  // [n]
@@ -57,7 +70,7 @@ struct MixedRow {
   // Columns [begin, end), given the gradients of the new streams. `soon` and `soon_grads` are
   // prefetched.
   template <int kStreams>
-  inline void add_columns(const TokenRows<const A>& grads, const A* soon, const A* soon_grads,
+  inline void add_columns(const TokenRows<const G>& grads, const A* soon, const G* soon_grads,
                           int64_t streams, int64_t begin, int64_t end, bool streaming) const {
     Pair local[kStreams == 0 ? kMaxStreams : kStreams];
     for (int64_t o = 0; o < count_of<kStreams>(streams); ++o) local[o] = sums[o];
@@ -73,12 +86,12 @@ struct MixedRow {
 
  private:
   template <int kStreams>
-  EHC_SIMD void add_pair(const TokenRows<const A>& grads, int64_t streams, int64_t column,
+  EHC_SIMD void add_pair(const TokenRows<const G>& grads, int64_t streams, int64_t column,
                          int64_t count, bool streaming, Pair* local) const {
     const Pair x = simd::load_some(row + column, count);
     Pair sum = simd::zero_pair();
     for (int64_t o = 0; o < count_of<kStreams>(streams); ++o) {
-      const Pair g = simd::load_some(grads[o] + column, count);
+      const Pair g = load_grads<A>(grads[o] + column, count);
       local[o] = fma(x, g, local[o]);
       sum = fma(simd::splat(coefficients[o]), g, sum);
     }
@@ -94,14 +107,14 @@ EHC_SIMD const A* source_row(const PostBackwardArgs& args, int64_t token, int64_
                 : token_rows<const A>(args.residual, token)[r - 1];
 }
 
-template <class A, int kStreams>
+template <class A, class G, int kStreams>
 inline void backward_token(const PostBackwardArgs& args, int64_t t, int64_t next, bool streaming) {
   const int64_t streams = args.sizes.streams, hidden = args.sizes.hidden;
   const StreamVector post = stream_vector(args.post, t, streams);
   const StreamMatrix comb = stream_matrix(args.comb, t, streams);
-  const auto grads = token_rows<const A>(args.grad_new_residual, t);
+  const auto grads = token_rows<const G>(args.grad_new_residual.rows, t);
   Pair sums[(kMaxStreams + 1) * kMaxStreams];
-  MixedRow<A> rows[kMaxStreams + 1];
+  MixedRow<A, G> rows[kMaxStreams + 1];
   for (int64_t r = 0; r <= streams; ++r) {
     rows[r] = {source_row<A>(args, t, r), r == 0 ? post.value : comb.value + (r - 1) * streams,
                r == 0 ? token_row<A>(args.grad_layer_output, t)
@@ -114,7 +127,7 @@ inline void backward_token(const PostBackwardArgs& args, int64_t t, int64_t next
     const bool last = begin + kTile >= hidden;
     // The next tile: of this token, or the first of the next.
     const int64_t of_token = last ? next : t, shift = last ? -begin : kTile;
-    const auto soon_grads = token_rows<const A>(args.grad_new_residual, of_token);
+    const auto soon_grads = token_rows<const G>(args.grad_new_residual.rows, of_token);
     for (int64_t r = 0; r <= streams; ++r) {
       rows[r].template add_columns<kStreams>(grads, source_row<A>(args, of_token, r) + shift,
                                              soon_grads[r < streams ? r : 0] + shift, streams,
@@ -131,12 +144,12 @@ inline void backward_token(const PostBackwardArgs& args, int64_t t, int64_t next
   }
 }
 
-template <class A, int kStreams>
+template <class A, class G, int kStreams>
 inline void backward(const PostBackwardArgs& args, int64_t begin, int64_t end) {
   const bool streaming =
       args.streaming && can_stream<A>(args.grad_layer_output) && can_stream<A>(args.grad_residual);
   for (int64_t t = begin; t < end; ++t) {
-    backward_token<A, kStreams>(args, t, t + 1 < end ? t + 1 : t, streaming);
+    backward_token<A, G, kStreams>(args, t, t + 1 < end ? t + 1 : t, streaming);
   }
   if (streaming) simd::stream_fence();
 }
@@ -151,7 +164,11 @@ void post_fwd_tile(const PostForwardArgs& args, const Tile& tile) {
 
 void post_bwd_tokens(const PostBackwardArgs& args, int64_t begin, int64_t end) {
   with_kernel(args.sizes, [&](auto a, auto streams) {
-    backward<decltype(a), decltype(streams)::value>(args, begin, end);
+    using A = decltype(a);
+    if (args.grad_new_residual.is_f32) {
+      return backward<A, float, decltype(streams)::value>(args, begin, end);
+    }
+    backward<A, A, decltype(streams)::value>(args, begin, end);
   });
 }
 

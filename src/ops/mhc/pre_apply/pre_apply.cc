@@ -7,11 +7,6 @@
 
 namespace ehc::mhc {
 
-template <class Real>
-void pre_apply_fwd_reference(const PreApplyForwardArgs& args, const Tile& tile);
-template <class Real>
-void pre_apply_bwd_reference(const PreApplyBackwardArgs& args, int64_t begin, int64_t end);
-
 namespace {
 
 using F = PreApplyForward;

@@ -31,4 +31,10 @@ EHC_CPU_KERNEL(void pre_apply_fwd_tile(const PreApplyForwardArgs& args, const Ti
 EHC_CPU_KERNEL(void pre_apply_bwd_tokens(const PreApplyBackwardArgs& args, int64_t begin,
                                          int64_t end));
 
+// The same in plain loops, in double and in float.
+template <class Real>
+void pre_apply_fwd_reference(const PreApplyForwardArgs& args, const Tile& tile);
+template <class Real>
+void pre_apply_bwd_reference(const PreApplyBackwardArgs& args, int64_t begin, int64_t end);
+
 }  // namespace ehc::mhc

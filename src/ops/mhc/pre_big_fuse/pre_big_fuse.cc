@@ -15,9 +15,6 @@
 
 namespace ehc::mhc {
 
-template <class Real>
-void pre_apply_fwd_reference(const PreApplyForwardArgs& args, const Tile& tile);
-
 namespace {
 
 using P = PreBigFuse;

@@ -7,16 +7,17 @@
 
 namespace ehc::mhc {
 
-// For an operator whose struct has members of these names.
-template <class P>
+// Of a struct with members of these names: the operator's own, or one in it that `Members` lead to.
+template <class Rules, auto... Members>
 constexpr auto mix_group() {
-  return std::tuple{attribute<&P::norm_eps>("norm_eps").positive(),
-                    attribute<&P::pre_eps>("pre_eps").at_least(0),
-                    attribute<&P::post_mult>("post_mult").at_least(0),
-                    attribute<&P::repeat>("repeat").between(1, 64),
-                    attribute<&P::sinkhorn_eps>("sinkhorn_eps").at_least(0),
-                    attribute<&P::convention>("convention", "deepseek/megatron/log"),
-                    attribute<&P::rms>("rms", "mean/norm")};
+  return std::tuple{
+      attribute<Members..., &Rules::norm_eps>("norm_eps").positive(),
+      attribute<Members..., &Rules::pre_eps>("pre_eps").at_least(0),
+      attribute<Members..., &Rules::post_mult>("post_mult").at_least(0),
+      attribute<Members..., &Rules::repeat>("repeat").between(1, 64),
+      attribute<Members..., &Rules::sinkhorn_eps>("sinkhorn_eps").at_least(0),
+      attribute<Members..., &Rules::convention>("convention", "deepseek/megatron/log"),
+      attribute<Members..., &Rules::rms>("rms", "mean/norm")};
 }
 
 }  // namespace ehc::mhc

@@ -30,6 +30,27 @@ EHC_SIMD A* token_row(const StreamRows& rows, int64_t token) {
   return token_rows<A>(rows, token).first;
 }
 
+// A pair of columns of gradients, of which `count` exist, in the lane order of A.
+template <class A>
+EHC_SIMD simd::Pair load_gradient(const GradientRows& from, int64_t token, int64_t stream,
+                                  int64_t column, int64_t count) {
+  if (!from.is_f32) {
+    return simd::load_some(token_rows<const A>(from.rows, token)[stream] + column, count);
+  }
+  const float* row = token_rows<const float>(from.rows, token)[stream];
+  return simd::load_f32_some<A>(row + column, count);
+}
+template <class A>
+EHC_SIMD void store_gradient(const GradientRows& to, int64_t token, int64_t stream, int64_t column,
+                             simd::Pair x, int64_t count, bool streaming) {
+  if (!to.is_f32) {
+    simd::store_some(token_rows<A>(to.rows, token)[stream] + column, x, count, streaming);
+    return;
+  }
+  float* row = token_rows<float>(to.rows, token)[stream];
+  simd::store_some(row + column, simd::natural_order<A>(x), count, false);
+}
+
 // Can outputs be stored past the caches? Every row starts on a cache line.
 template <class A>
 EHC_SIMD bool can_stream(const StreamRows& rows) {

@@ -1,0 +1,3 @@
+#include "ehc/mhc/pre.h"
+
+#include "tests/ops/mhc/support.h"

@@ -1,0 +1,3 @@
+#include "ehc/mhc/seam.h"
+
+#include "tests/ops/mhc/support.h"
