@@ -39,8 +39,7 @@ bool tokens_are_independent(const Schema& schema) {
     if (!s.is_output) continue;
     const int axis = token_axis(s.shape);
     if (axis < 0) return false;
-    if (axis > 0 && s.shape.dims[0].is_symbol() &&
-        s.shape.dims[0].steps[0].value == symbol("S")) {
+    if (axis > 0 && s.shape.dims[0].is_symbol() && s.shape.dims[0].steps[0].value == symbol("S")) {
       return false;  // the number of splits depends on T
     }
     any = true;

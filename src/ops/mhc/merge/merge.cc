@@ -15,7 +15,7 @@ using B = MergeBackward;
 constexpr auto kForwardTable =
     table("mhc.merge_fwd", "2.2", "weight of the RMS norm merged into the projection",
           in<&F::fn>("fn", "F32[M,K]"), in<&F::norm_weight>("norm_weight", "F32[K]"),
-          out<&F::fn_merged>("fn_merged", "F32[M,K]"));
+          out<&F::fn_merged>("fn_merged", "F32[M,K]"), flops("M*K"));
 
 constexpr auto kBackwardTable =
     table("mhc.merge_bwd", "2.2", "gradients of projection and norm weight",
@@ -24,7 +24,8 @@ constexpr auto kBackwardTable =
           in<&B::grad_fn_acc>("grad_fn_acc", "F32[M,K]").optional(),
           in<&B::grad_norm_weight_acc>("grad_norm_weight_acc", "F32[K]").optional(),
           out<&B::grad_fn>("grad_fn", "F32[M,K]").may_alias("grad_fn_acc"),
-          out<&B::grad_norm_weight>("grad_norm_weight", "F32[K]").may_alias("grad_norm_weight_acc"));
+          out<&B::grad_norm_weight>("grad_norm_weight", "F32[K]").may_alias("grad_norm_weight_acc"),
+          flops("4*M*K"));
 
 MixRows mix_rows(const Tensor& t) { return {t.as<float>(), t.stride[0]}; }
 
@@ -56,9 +57,9 @@ void run_backward(const Call& call) {
 }
 
 constexpr Implementation kForwardImplementations[] = {
-#define EHC_LIST(isa)                                       \
-  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
-   &run_forward<&isa::merge_fwd_columns>, nullptr},
+#define EHC_LIST(isa)                                                                              \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_forward<&isa::merge_fwd_columns>, \
+   nullptr},
     EHC_EACH_ISA(EHC_LIST)
 #undef EHC_LIST
         {"reference", Device::cpu, nullptr, &run_forward<&merge_fwd_reference<double>>, nullptr},

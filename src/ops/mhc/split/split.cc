@@ -22,7 +22,8 @@ constexpr auto kForwardTable =
           in<&F::mixes>("mixes", "F32[T,N]"), in<&F::scale>("scale", "F32[3]"),
           in<&F::base>("base", "F32[N]"), attribute<&F::pre_eps>("pre_eps").at_least(0),
           attribute<&F::post_mult>("post_mult").at_least(0), out<&F::pre>("pre", "F32[T,n]"),
-          out<&F::post>("post", "F32[T,n]"), out<&F::comb_logits>("comb_logits", "F32[T,n,n]"));
+          out<&F::post>("post", "F32[T,n]"), out<&F::comb_logits>("comb_logits", "F32[T,n,n]"),
+          flops("4*T*N"));
 
 void find_streams(Bound& bound, const void* params) {
   set_streams(kForwardTable.view(), bound, static_cast<const F*>(params)->mixes);
@@ -47,9 +48,9 @@ void run_forward(const Call& call) {
 }
 
 constexpr Implementation kForwardImplementations[] = {
-#define EHC_LIST(isa)                                       \
-  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
-   &run_forward<&isa::split_fwd_tokens>, nullptr},
+#define EHC_LIST(isa)                                                                             \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_forward<&isa::split_fwd_tokens>, \
+   nullptr},
     EHC_EACH_ISA(EHC_LIST)
 #undef EHC_LIST
         {"reference", Device::cpu, nullptr, &run_forward<&split_fwd_reference<double>>, nullptr},
@@ -64,14 +65,15 @@ constexpr Operator kSplitForward = [] {
 
 // --- backward ---
 
-constexpr auto kBackwardTable = table(
-    "mhc.split_bwd", "2.6", "gradients of the split", in<&B::grad_pre>("grad_pre", "F32[T,n]"),
-    in<&B::grad_post>("grad_post", "F32[T,n]"),
-    in<&B::grad_comb_logits>("grad_comb_logits", "F32[T,n,n]"), in<&B::mixes>("mixes", "F32[T,N]"),
-    in<&B::scale>("scale", "F32[3]"), in<&B::base>("base", "F32[N]"),
-    attribute<&B::post_mult>("post_mult").at_least(0), out<&B::grad_mixes>("grad_mixes", "F32[T,N]"),
-    out<&B::grad_scale_partial>("grad_scale_partial", "F32[P,3]"),
-    out<&B::grad_base_partial>("grad_base_partial", "F32[P,N]"));
+constexpr auto kBackwardTable =
+    table("mhc.split_bwd", "2.6", "gradients of the split",
+          in<&B::grad_pre>("grad_pre", "F32[T,n]"), in<&B::grad_post>("grad_post", "F32[T,n]"),
+          in<&B::grad_comb_logits>("grad_comb_logits", "F32[T,n,n]"),
+          in<&B::mixes>("mixes", "F32[T,N]"), in<&B::scale>("scale", "F32[3]"),
+          in<&B::base>("base", "F32[N]"), attribute<&B::post_mult>("post_mult").at_least(0),
+          out<&B::grad_mixes>("grad_mixes", "F32[T,N]"),
+          out<&B::grad_scale_partial>("grad_scale_partial", "F32[P,3]"),
+          out<&B::grad_base_partial>("grad_base_partial", "F32[P,N]"), flops("T*n*(4*n+21)"));
 
 void count_partials(Bound& bound, const void*) {
   bound.symbols.set(symbol("P"), chunks_of_tokens(bound["T"]));
@@ -100,9 +102,9 @@ void run_backward(const Call& call) {
 }
 
 constexpr Implementation kBackwardImplementations[] = {
-#define EHC_LIST(isa)                                       \
-  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
-   &run_backward<&isa::split_bwd_chunk>, nullptr},
+#define EHC_LIST(isa)                                                                             \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_backward<&isa::split_bwd_chunk>, \
+   nullptr},
     EHC_EACH_ISA(EHC_LIST)
 #undef EHC_LIST
         {"reference", Device::cpu, nullptr, &run_backward<&split_bwd_reference<double>>, nullptr},
@@ -124,7 +126,7 @@ constexpr auto kReduceTable =
           in<&R::grad_scale_acc>("grad_scale_acc", "F32[Q]").optional(),
           in<&R::grad_base_acc>("grad_base_acc", "F32[N]").optional(),
           out<&R::grad_scale>("grad_scale", "F32[Q]").may_alias("grad_scale_acc"),
-          out<&R::grad_base>("grad_base", "F32[N]").may_alias("grad_base_acc"));
+          out<&R::grad_base>("grad_base", "F32[N]").may_alias("grad_base_acc"), flops("P*(Q+N)"));
 
 void check_scales(const Schema& schema, const Bound& bound, const void* params) {
   if (bound["Q"] == 1 || bound["Q"] == 3) return;
@@ -133,8 +135,8 @@ void check_scales(const Schema& schema, const Bound& bound, const void* params) 
 }
 
 PartialSum partial_sum(const Tensor& partial, const Tensor& accumulated, const Tensor& sum) {
-  return {partial.shape[0],     partial.shape[1],        partial.as<float>(),
-          partial.stride[0],    accumulated.as<float>(), sum.as<float>()};
+  return {partial.shape[0],  partial.shape[1],        partial.as<float>(),
+          partial.stride[0], accumulated.as<float>(), sum.as<float>()};
 }
 
 template <auto Add>
@@ -145,7 +147,7 @@ void run_reduce(const Call& call) {
 }
 
 constexpr Implementation kReduceImplementations[] = {
-#define EHC_LIST(isa)                                                                           \
+#define EHC_LIST(isa)                                                                        \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_reduce<&isa::add_partials>, \
    nullptr},
     EHC_EACH_ISA(EHC_LIST)
