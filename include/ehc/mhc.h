@@ -10,6 +10,7 @@
 #include "ehc/mhc/plan_recompute.h"
 #include "ehc/mhc/post.h"
 #include "ehc/mhc/pre_apply.h"
+#include "ehc/mhc/presets.h"
 #include "ehc/mhc/reduce_partials.h"
 #include "ehc/mhc/sinkhorn.h"
 #include "ehc/mhc/split.h"
