@@ -5,7 +5,7 @@
 #include <cstring>
 #include <functional>
 
-#include "cli/integers.h"
+#include "cli/cost.h"
 #include "core/cuda_timing.h"
 #include "core/tensor_bytes.h"
 #include "ehc/error.h"
@@ -17,12 +17,6 @@ namespace {
 constexpr double kWorkingSet = 1.25e9;  // bytes: several times the largest last-level cache
 constexpr int kMostCopies = 64;
 
-int64_t count_rows(const Tensor& indices) {
-  int64_t rows = 0;
-  for (int64_t i = 0; i < indices.numel(); ++i) rows += integer_at(indices, i) >= 0 ? 1 : 0;
-  return rows;
-}
-
 double seconds_of(const Context& context, const std::function<void()>& work) {
   if (context.device() == Device::cuda) {
     return cuda_timing::time_on_stream(context.device_index(), context.stream(), work);
@@ -33,30 +27,6 @@ double seconds_of(const Context& context, const std::function<void()>& work) {
 }
 
 }  // namespace
-
-double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs) {
-  const Tensor* addresses = inputs.input("ids");
-  if (addresses == nullptr) addresses = inputs.input("indices");
-  const Schema& schema = inputs.op().schema;
-  const bool has_passes = schema.workspace_traffic.count > 0;
-  double bytes = has_passes ? static_cast<double>(inputs.value_of(schema.workspace_traffic)) : 0;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const TensorSpec& spec = inputs.spec_of(i);
-    const Tensor& t = spec.is_output ? outputs[i] : inputs.tensors()[i];
-    if (!t.present()) continue;
-    const Expression first = spec.shape.rank > 0 ? spec.shape.dims[0] : Expression{};
-    const bool is_table = first.is_symbol() && (first.steps[0].value == symbol("rows") ||
-                                                first.steps[0].value == symbol("V"));
-    const bool is_target = spec.name.ends_with("_acc");
-    if (!spec.is_output && is_table && !is_target && addresses != nullptr) {
-      const size_t row_bytes = t.shape[0] > 0 ? bytes_of(t) / static_cast<size_t>(t.shape[0]) : 0;
-      bytes += static_cast<double>(row_bytes) * static_cast<double>(count_rows(*addresses));
-    } else {
-      bytes += static_cast<double>(bytes_of(t));
-    }
-  }
-  return bytes;
-}
 
 BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context_(context) {
   const auto copies = [&] {
@@ -94,9 +64,8 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
       if (made[output].present()) call.tensor(output) = call.tensor(input);
     }
     if (copy == 0) {
-      bytes_ = bytes_moved(inputs, made);
-      const Bound bound = call.check(context_.device(), context_.device_index());
-      if (inputs.op().flops != nullptr) flops_ = inputs.op().flops(bound);
+      bytes_ = traffic_of(inputs, made).total();
+      flops_ = static_cast<double>(call.flops());
       context_.set_implementation({});
       workspace = call.plan(context_).workspace_bytes;
     }

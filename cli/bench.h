@@ -17,11 +17,6 @@ struct Timing {
   int64_t repeats = 0;
 };
 
-// Bytes that a call must move: every present input once, of tables that indices address only the
-// rows touched, every output once (in place, too, an element is read and written), and the passes
-// over the workspace that the table names. `outputs` by tensor index.
-double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs);
-
 // A case in memory on a context, as often as it takes to keep it out of the caches.
 class BenchCase {
  public:

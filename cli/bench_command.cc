@@ -39,7 +39,7 @@ struct Options {
 struct Row {
   std::string line;
   double bytes = 0;
-  double flops = 0;  // 0: bytes are what takes time
+  double flops = 0;  // 0: none in floating point
   double tokens = 0;
   Timing timing;
   double reference_seconds = 0;  // 0: the reference was not timed
@@ -180,13 +180,13 @@ void run(const Options& o) {
         continue;
       }
       if (!any) ceilings.copy = copy.measure();
-      if (op->flops != nullptr) ceilings.fma = fma.measure();
+      if (context.device() == Device::cpu) ceilings.fma = fma.measure();
       any = true;
       for (Row& row : time_case(*op, line, context, o)) rows.push_back(std::move(row));
     }
     if (!any) continue;
     ceilings.copy = copy.measure();
-    if (op->flops != nullptr) ceilings.fma = fma.measure();
+    if (context.device() == Device::cpu) ceilings.fma = fma.measure();
     progress.clear();
     print_rows(rows, ceilings);
     std::fflush(stdout);

@@ -75,7 +75,8 @@ int64_t CaseInputs::value_of(const Expression& e) const {
   return v.solvable && v.unknown < 0 ? v.value : -1;
 }
 
-CaseInputs::CaseInputs(const Operator& op, const CaseLine& line) : op_(op), line_(line) {
+CaseInputs::CaseInputs(const Operator& op, const CaseLine& line, CaseValues values)
+    : op_(op), line_(line), case_values_(values) {
   const size_t count = op.schema.tensors.size();
   present_.resize(count);
   dtypes_.resize(count, DType::none);
@@ -87,9 +88,10 @@ CaseInputs::CaseInputs(const Operator& op, const CaseLine& line) : op_(op), line
     if (present_[slots_[i].position]) make_tensor(i);
   }
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (tensors_[i].present()) fill(i);
+    const Tensor& t = tensors_[i];
+    if (t.present() && (has_all_values() || is_integer(t.dtype))) fill(i);
   }
-  hide_masked_rows();
+  if (has_all_values()) hide_masked_rows();
 }
 
 void CaseInputs::fail_case(const std::string& what) const {
@@ -239,8 +241,12 @@ void CaseInputs::make_tensor(size_t slot) {
   }
   Tensor& t = tensors_[slot];
   t = Tensor(nullptr, type, shape, rank);
-  memory_.emplace_back(Context::cpu(1), static_cast<size_t>(t.numel()) * size_of(type));
-  t.data = memory_.back().data();
+  const size_t bytes = static_cast<size_t>(t.numel()) * size_of(type);
+  if (has_all_values() || is_integer(type)) {
+    t.data = memory_.emplace_back(Context::cpu(1), bytes).data();
+  } else {
+    t.data = addresses_.emplace_back(bytes).data();
+  }
 }
 
 void CaseInputs::set_attributes(DynamicCall& call) const {

@@ -6,18 +6,24 @@
 #include <string>
 #include <vector>
 
+#include "cli/address_range.h"
 #include "cli/case_list.h"
 #include "core/dynamic_call.h"
 #include "ehc/memory.h"
 
 namespace ehc::cli {
 
+// `integers`: floating-point tensors have an address but no memory. Enough for the checks and the
+// choice of an implementation, at any size.
+enum class CaseValues { all, integers };
+
 class CaseInputs {
  public:
   // Throws Error{contract} that names the case's key, symbol or tensor at fault.
-  CaseInputs(const Operator& op, const CaseLine& line);
+  CaseInputs(const Operator& op, const CaseLine& line, CaseValues values = CaseValues::all);
 
   [[nodiscard]] const Operator& op() const { return op_; }
+  [[nodiscard]] bool has_all_values() const { return case_values_ == CaseValues::all; }
   [[nodiscard]] const CaseLine& line() const { return line_; }
   // By slot (see DynamicCall): contiguous host tensors, or absent ones.
   [[nodiscard]] const std::vector<Tensor>& tensors() const { return tensors_; }
@@ -55,6 +61,7 @@ class CaseInputs {
 
   const Operator& op_;
   CaseLine line_;
+  CaseValues case_values_;
   std::vector<std::pair<std::string, std::string>> attributes_;
   SymbolValues values_;
   std::vector<int64_t> lead_;  // the dimensions that T stands for
@@ -67,6 +74,7 @@ class CaseInputs {
   std::vector<Slot> slots_;
   std::vector<Tensor> tensors_;  // by slot
   std::vector<Buffer> memory_;
+  std::vector<AddressRange> addresses_;
 };
 
 // Keys of a case that are neither symbol, attribute nor tensor; no operator may name one so.

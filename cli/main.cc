@@ -55,6 +55,9 @@ int run(int argc, char** argv) {
   ehc::cli::add_layout_command(app);
   ehc::cli::add_pipeline_command(app);
   ehc::cli::add_train_command(app);
+  ehc::cli::add_advise_command(app);
+  ehc::cli::add_gain_command(app);
+  ehc::cli::add_plan_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {

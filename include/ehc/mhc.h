@@ -14,6 +14,7 @@
 #include "ehc/mhc/pre_apply.h"
 #include "ehc/mhc/pre_big_fuse.h"
 #include "ehc/mhc/prenorm_gemm.h"
+#include "ehc/mhc/presets.h"
 #include "ehc/mhc/reduce_partials.h"
 #include "ehc/mhc/seam.h"
 #include "ehc/mhc/sinkhorn.h"

@@ -432,6 +432,18 @@ void FrontDoor::check_outputs() {
   }
 }
 
+int64_t FrontDoor::flops() const {
+  int64_t sum = 0;
+  for (const FlopTerm& term : schema_.flops) {
+    if (!holds(term.condition)) continue;
+    const Linear count = evaluate(term.count, bound_.symbols);
+    if (!count.solvable || count.unknown >= 0 || __builtin_add_overflow(sum, count.value, &sum)) {
+      fail(schema_, "floating-point operations: expected fewer than 2^63");
+    }
+  }
+  return sum;
+}
+
 int64_t FrontDoor::list_length(size_t index) const {
   return evaluate(schema_.tensors[index].length, bound_.symbols).value;
 }

@@ -63,6 +63,8 @@ class FrontDoor {
   // Shape and dtype of output `index` (of a list: of each of its tensors), once inputs are bound;
   // dtype none when it is not made.
   [[nodiscard]] Tensor infer_output(size_t index) const;
+  // Floating-point operations of the call by the table, once inputs are bound.
+  [[nodiscard]] int64_t flops() const;
   // How many tensors list `index` has, once inputs are bound.
   [[nodiscard]] int64_t list_length(size_t index) const;
   // The workspace [data, data + bytes) must share no byte with a tensor; after check_layout.

@@ -272,6 +272,12 @@ std::vector<Tensor> DynamicCall::outputs() {
   return made;
 }
 
+int64_t DynamicCall::flops() const {
+  int64_t count = 0;
+  with_bound_inputs([&](const FrontDoor& door) { count = door.flops(); });
+  return count;
+}
+
 std::vector<std::pair<size_t, size_t>> DynamicCall::shared_memory() const {
   std::vector<std::pair<size_t, size_t>> pairs;
   const int flag = schema().attribute_index("inplace");

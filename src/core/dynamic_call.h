@@ -77,6 +77,8 @@ class DynamicCall {
   std::vector<Tensor> outputs();
   // The same by position, without a change of the call; of a list what each of its tensors is.
   [[nodiscard]] std::vector<Tensor> output_types() const;
+  // Floating-point operations by the table; checks attributes and inputs.
+  [[nodiscard]] int64_t flops() const;
   // Pairs of slots {output, input} that must share memory because attribute `inplace` is set.
   [[nodiscard]] std::vector<std::pair<size_t, size_t>> shared_memory() const;
 

@@ -42,9 +42,6 @@ struct Operator {
   Derive derive = nullptr;
   // Rules in code; throws Error{contract}. Null: none.
   void (*rules)(const Schema& schema, const Bound& bound, const void* params) = nullptr;
-  // Operations of a call, a fused multiply-add counted as two, where these and not bytes are what
-  // takes time. Null: bytes are.
-  double (*flops)(const Bound& bound) = nullptr;
   void (*construct)(void* params) = nullptr;
 };
 

@@ -243,6 +243,17 @@ struct WorkspaceTraffic {
   Expression bytes;
 };
 
+// Floating-point operations that a call needs, of which a term counts while its condition holds: a
+// sum, product, quotient, root, exponential or sigmoid is one, integers and copies are none.
+struct FlopTerm {
+  Formula count;
+  std::string_view condition_text;
+  Condition condition{};
+};
+
+// Every output depends on rows that other blocks of a kernel hold, which shapes do not show.
+struct SumsOverRows {};
+
 // A token's bits may depend on the rest of the batch, as with a platform's matrix product.
 struct BatchDependent {};
 
@@ -252,6 +263,7 @@ inline constexpr size_t kMaxTensors = 48;
 static_assert(kMaxTensors <= 64);  // a TensorSet holds them
 inline constexpr size_t kMaxAttributes = 16;
 inline constexpr size_t kMaxGroups = 8;
+inline constexpr size_t kMaxFlopTerms = 4;
 
 // Everything known about an operator's arguments. `summary` is its line in the docs.
 struct Schema {
@@ -268,6 +280,8 @@ struct Schema {
   TensorSet required_inputs = 0;
   TensorSet lists = 0;
   Expression workspace_traffic{};  // in bytes; empty: none
+  std::span<const FlopTerm> flops;
+  bool sums_over_rows = false;
   bool is_batch_dependent = false;
   size_t params_size = 0;  // of the parameter struct
 

@@ -207,6 +207,11 @@ constexpr WorkspaceTraffic workspace_traffic(std::string_view bytes) {
   return {parse::expression(bytes)};
 }
 
+// flops("7*T*n*d"), flops("2*T*n*d", "mode=add"): the sum of the terms whose condition holds.
+constexpr FlopTerm flops(std::string_view count, std::string_view condition = {}) {
+  return {parse::expression<Formula>(count), condition};
+}
+
 // Storage of a table; `view` is what the rest of the library sees.
 struct Table {
   std::string_view name;
@@ -226,6 +231,9 @@ struct Table {
   TensorSet required_inputs = 0;
   TensorSet lists = 0;
   Expression traffic{};  // of the workspace
+  std::array<FlopTerm, kMaxFlopTerms> flops{};
+  uint8_t flop_count = 0;
+  bool sums_over_rows = false;
   bool is_batch_dependent = false;
 
   constexpr void add(const TensorSpec& s) { tensors[tensor_count++] = s; }
@@ -233,6 +241,8 @@ struct Table {
   constexpr void add(const GroupSpec& s) { groups[group_count++] = s; }
   constexpr void add(const SymbolDefault& s) { defaults[default_count++] = s; }
   constexpr void add(const WorkspaceTraffic& t) { traffic = t.bytes; }
+  constexpr void add(const FlopTerm& f) { flops[flop_count++] = f; }
+  constexpr void add(SumsOverRows) { sums_over_rows = true; }
   constexpr void add(BatchDependent) { is_batch_dependent = true; }
   // Several items at once, for groups of tensors that operators share.
   template <class... Items>
@@ -254,6 +264,8 @@ struct Table {
             required_inputs,
             lists,
             traffic,
+            std::span(flops.data(), flop_count),
+            sums_over_rows,
             is_batch_dependent,
             0};
   }
@@ -306,7 +318,8 @@ constexpr Condition condition(const Table& t, std::string_view text) {
   return out;
 }
 
-constexpr void mention(Table& t, const Expression& e) {
+template <size_t Steps>
+constexpr void mention(Table& t, const BasicExpression<Steps>& e) {
   for (uint8_t i = 0; i < e.count; ++i) {
     if (e.steps[i].code == ExpressionStep::variable) t.symbols |= 1U << e.steps[i].value;
   }
@@ -383,6 +396,13 @@ constexpr void resolve(Table& t) {
     mention(t, a.binds);
   }
   for (uint8_t i = 0; i < t.group_count; ++i) resolve_group(t, t.groups[i]);
+  for (uint8_t i = 0; i < t.flop_count; ++i) {
+    FlopTerm& f = t.flops[i];
+    f.condition = condition(t, f.condition_text);
+    const uint32_t of_shapes = t.symbols;
+    mention(t, f.count);
+    if (t.symbols != of_shapes) throw "flops name a symbol that no shape or attribute has";
+  }
   for (uint8_t i = 0; i < t.default_count; ++i) {
     t.defaults[i].index = symbol(t.defaults[i].symbol_name);
     t.defaults[i].tensor_index = find_tensor(t, t.defaults[i].unless_tensor);

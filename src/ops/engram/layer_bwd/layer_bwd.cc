@@ -46,7 +46,9 @@ constexpr auto kTable = table(
         .may_alias("grad_conv_weight_acc"),
     out<&P::grad_conv_norm_weight>("grad_conv_norm_weight", "F32[n,d]", "conv_weight")
         .may_alias("grad_conv_norm_weight_acc"),
-    default_symbol("B", 1, "cu_seqlens"));
+    default_symbol("B", 1, "cu_seqlens"),
+    // The gate's statistics again, its gradients, and those of its two norm weights.
+    flops("23*T*n*d"), flops("5*n*d"), flops("T*n*d*(6*w+24)", "conv_weight"));
 
 const P& params_of(const Call& call) { return *static_cast<const P*>(call.params); }
 

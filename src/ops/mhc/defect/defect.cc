@@ -18,7 +18,7 @@ constexpr auto kTable =
     table("mhc.defect", "2.15", "how far mixing maps are from doubly stochastic",
           in<&P::comb>("comb", "F32[T,n,n]"), out<&P::row_defect>("row_defect", "F32[T]").packed(),
           out<&P::column_defect>("column_defect", "F32[T]").packed(),
-          out<&P::spectral_bound>("spectral_bound", "F32[T]").packed());
+          out<&P::spectral_bound>("spectral_bound", "F32[T]").packed(), flops("2*T*(n*n+n+1)"));
 
 template <auto Tokens>
 void run(const Call& call) {

@@ -21,9 +21,10 @@ constexpr auto kForwardTable =
           in<&F::hidden>("hidden", "A[T,d]"), attribute<&F::n>("n").between(1, 8).fixes("n"),
           out<&F::residual>("residual", "A[T,n,d]"));
 
-constexpr auto kBackwardTable = table("mhc.expand_bwd", "2.1", "gradient of the expansion",
-                                      in<&B::grad_residual>("grad_residual", "A[T,n,d]"),
-                                      out<&B::grad_hidden>("grad_hidden", "A[T,d]"));
+constexpr auto kBackwardTable =
+    table("mhc.expand_bwd", "2.1", "gradient of the expansion",
+          in<&B::grad_residual>("grad_residual", "A[T,n,d]"),
+          out<&B::grad_hidden>("grad_hidden", "A[T,d]"), flops("T*(n-1)*d"));
 
 template <auto Kernel>
 void run_forward(const Call& call) {

@@ -19,7 +19,7 @@ constexpr auto kForwardTable =
     table("mhc.head_mix_fwd", "2.11", "mixes that collapse the streams for the head",
           in<&F::mixes>("mixes", "F32[T,n]"), in<&F::scale>("scale", "F32[1]"),
           in<&F::base>("base", "F32[n]"), attribute<&F::pre_eps>("pre_eps").at_least(0),
-          out<&F::pre>("pre", "F32[T,n]"));
+          out<&F::pre>("pre", "F32[T,n]"), flops("4*T*n"));
 
 constexpr auto kBackwardTable =
     table("mhc.head_mix_bwd", "2.11", "gradients of the head's mixes",
@@ -29,7 +29,7 @@ constexpr auto kBackwardTable =
           in<&B::grad_base_acc>("grad_base_acc", "F32[n]").optional(),
           out<&B::grad_mixes>("grad_mixes", "F32[T,n]"),
           out<&B::grad_scale>("grad_scale", "F32[1]").may_alias("grad_scale_acc"),
-          out<&B::grad_base>("grad_base", "F32[n]").may_alias("grad_base_acc"));
+          out<&B::grad_base>("grad_base", "F32[n]").may_alias("grad_base_acc"), flops("10*T*n"));
 
 constexpr int64_t kGrain = 1024;  // tokens
 

@@ -21,7 +21,7 @@ constexpr auto kTable =
           in<&P::grad_fn_acc>("grad_fn_acc", "F32[M,K]").optional(),
           attribute<&P::precision>("precision", "fp32/tf32"),
           out<&P::grad_residual>("grad_residual", "A[T,n,d]").may_alias("grad_residual_acc"),
-          out<&P::grad_fn>("grad_fn", "F32[M,K]").may_alias("grad_fn_acc"));
+          out<&P::grad_fn>("grad_fn", "F32[M,K]").may_alias("grad_fn_acc"), flops("T*K*(4*M+2)"));
 
 void check_groups(const Schema& schema, const Bound& bound, const void* params) {
   if (bound["K"] % bound["G"] == 0) return;
@@ -83,9 +83,6 @@ constexpr Implementation kImplementations[] = {
 constexpr Operator kNormFnBackward = [] {
   Operator op = make_operator<P>(kTable, kImplementations);
   op.rules = &check_groups;
-  op.flops = [](const Bound& b) {
-    return static_cast<double>(b["T"] * b["K"]) * static_cast<double>(4 * b["M"] + 2);
-  };
   return op;
 }();
 

@@ -19,7 +19,7 @@ constexpr auto kTable = table(
     attribute<&P::splits>("splits").between(0, 1024), attribute<&P::groups>("groups").at_least(1),
     attribute<&P::precision>("precision", "fp32/tf32"),
     out<&P::mul_partial>("mul_partial", "F32[S,T,G?,M]"),
-    out<&P::sqr_partial>("sqr_partial", "F32[S,T,G?]"));
+    out<&P::sqr_partial>("sqr_partial", "F32[S,T,G?]"), flops("2*T*K*(M+1)"));
 
 void set_splits_and_groups(Bound& bound, const void* params) {
   const P& p = *static_cast<const P*>(params);
@@ -103,9 +103,6 @@ constexpr Implementation kImplementations[] = {
 constexpr Operator kPrenormGemm = [] {
   Operator op = make_operator<P>(kTable, kImplementations);
   op.derive = &set_splits_and_groups;
-  op.flops = [](const Bound& b) {
-    return 2.0 * static_cast<double>(b["T"] * b["K"]) * static_cast<double>(b["M"] + 1);
-  };
   return op;
 }();
 

@@ -14,7 +14,7 @@ using B = SinkhornBackward;
 
 template <class P>
 constexpr auto rule_attributes() {
-  return std::tuple{attribute<&P::repeat>("repeat").between(1, 64),
+  return std::tuple{attribute<&P::repeat>("repeat").between(1, 64).fixes("repeat"),
                     attribute<&P::eps>("eps").at_least(0),
                     attribute<&P::convention>("convention", "deepseek/megatron/log")};
 }
@@ -22,12 +22,13 @@ constexpr auto rule_attributes() {
 constexpr auto kForwardTable =
     table("mhc.sinkhorn_fwd", "2.7", "logits made a doubly stochastic matrix",
           in<&F::comb_logits>("comb_logits", "F32[T,n,n]"), rule_attributes<F>(),
-          out<&F::comb>("comb", "F32[T,n,n]"));
+          out<&F::comb>("comb", "F32[T,n,n]"), flops("T*((2*repeat-1)*(2*n*n+n)+4*n*n)"));
 
 constexpr auto kBackwardTable = table(
     "mhc.sinkhorn_bwd", "2.7", "gradient of the Sinkhorn iteration",
     in<&B::grad_comb>("grad_comb", "F32[T,n,n]"), in<&B::comb_logits>("comb_logits", "F32[T,n,n]"),
-    rule_attributes<B>(), out<&B::grad_comb_logits>("grad_comb_logits", "F32[T,n,n]"));
+    rule_attributes<B>(), out<&B::grad_comb_logits>("grad_comb_logits", "F32[T,n,n]"),
+    flops("3*T*((2*repeat-1)*(2*n*n+n)+4*n*n)"));
 
 template <class P>
 SinkhornRule rule_of(const P& p, const Bound& bound) {

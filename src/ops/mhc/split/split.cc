@@ -22,7 +22,8 @@ constexpr auto kForwardTable =
           in<&F::mixes>("mixes", "F32[T,N]"), in<&F::scale>("scale", "F32[3]"),
           in<&F::base>("base", "F32[N]"), attribute<&F::pre_eps>("pre_eps").at_least(0),
           attribute<&F::post_mult>("post_mult").at_least(0), out<&F::pre>("pre", "F32[T,n]"),
-          out<&F::post>("post", "F32[T,n]"), out<&F::comb_logits>("comb_logits", "F32[T,n,n]"));
+          out<&F::post>("post", "F32[T,n]"), out<&F::comb_logits>("comb_logits", "F32[T,n,n]"),
+          flops("4*T*N"));
 
 void find_streams(Bound& bound, const void* params) {
   set_streams(kForwardTable.view(), bound, static_cast<const F*>(params)->mixes);
@@ -72,7 +73,7 @@ constexpr auto kBackwardTable =
           in<&B::base>("base", "F32[N]"), attribute<&B::post_mult>("post_mult").at_least(0),
           out<&B::grad_mixes>("grad_mixes", "F32[T,N]"),
           out<&B::grad_scale_partial>("grad_scale_partial", "F32[P,3]"),
-          out<&B::grad_base_partial>("grad_base_partial", "F32[P,N]"));
+          out<&B::grad_base_partial>("grad_base_partial", "F32[P,N]"), flops("T*n*(4*n+21)"));
 
 void count_partials(Bound& bound, const void*) {
   bound.symbols.set(symbol("P"), chunks_of_tokens(bound["T"]));
@@ -125,7 +126,7 @@ constexpr auto kReduceTable =
           in<&R::grad_scale_acc>("grad_scale_acc", "F32[Q]").optional(),
           in<&R::grad_base_acc>("grad_base_acc", "F32[N]").optional(),
           out<&R::grad_scale>("grad_scale", "F32[Q]").may_alias("grad_scale_acc"),
-          out<&R::grad_base>("grad_base", "F32[N]").may_alias("grad_base_acc"));
+          out<&R::grad_base>("grad_base", "F32[N]").may_alias("grad_base_acc"), flops("P*(Q+N)"));
 
 void check_scales(const Schema& schema, const Bound& bound, const void* params) {
   if (bound["Q"] == 1 || bound["Q"] == 3) return;
