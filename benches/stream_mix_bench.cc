@@ -16,6 +16,10 @@
 #include "core/parallel.h"
 #include "ehc/memory.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 using ehc::Context;
@@ -37,12 +41,21 @@ constexpr int kRepeats = 15;
 
 using Word = uint64_t;
 
-// Rows [begin, end) of every stream, a cache line of each at a time.
+// A cache line: what is moved at a time.
 #if defined(__x86_64__)
-__attribute__((target("avx512f")))
+using Line = __m512i;
+#define EHC_LINES __attribute__((target("avx512f")))
+EHC_LINES inline void store_past_caches(Word* to, Line line) {
+  _mm512_stream_si512(reinterpret_cast<Line*>(to), line);
+}
+#else
+typedef Word Line __attribute__((vector_size(64), may_alias));
+#define EHC_LINES
+inline void store_past_caches(Word* to, Line line) { *reinterpret_cast<Line*>(to) = line; }
 #endif
-Word move_rows(const Mix& mix, Word* memory, int64_t rows, int64_t begin, int64_t end) {
-  typedef Word Line __attribute__((vector_size(64), may_alias));
+
+// Rows [begin, end) of every stream.
+EHC_LINES Word move_rows(const Mix& mix, Word* memory, int64_t rows, int64_t begin, int64_t end) {
   constexpr int kLineWords = sizeof(Line) / sizeof(Word);
   const int64_t stride = rows * kRowWords;
   Line used = {};
@@ -52,16 +65,9 @@ Word move_rows(const Mix& mix, Word* memory, int64_t rows, int64_t begin, int64_
     for (int r = 0; r < mix.reads; ++r, from += stride) sum ^= *reinterpret_cast<const Line*>(from);
     used ^= sum;
     Word* to = memory + mix.reads * stride + i;
-    for (int w = 0; w < mix.writes; ++w, to += stride) {
-#if defined(__x86_64__)
-      typedef long long Lanes __attribute__((vector_size(64)));
-      __builtin_ia32_movntdq512(reinterpret_cast<Lanes*>(to), reinterpret_cast<Lanes>(sum));
-#else
-      *reinterpret_cast<Line*>(to) = sum;
-#endif
-    }
+    for (int w = 0; w < mix.writes; ++w, to += stride) store_past_caches(to, sum);
   }
-  return used[0];
+  return static_cast<Word>(used[0]);
 }
 
 double bytes_per_second(Context& context, const Mix& mix, Word* memory) {
