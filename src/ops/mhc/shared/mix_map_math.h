@@ -37,7 +37,7 @@ EHC_HD Real largest(int64_t n, const Real* line, const Size& size) {
   for (int64_t k = 0; k < n; ++k) {
     const Real x = size(line[k]);
     const Real larger = most > x ? most : x;
-    most = most != most ? most : larger;
+    most = __builtin_isnan(most) ? most : larger;
   }
   return most;
 }
