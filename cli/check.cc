@@ -273,16 +273,6 @@ void Checker::check_layouts(const CaseInputs& inputs, const RunResult& base, Che
   }
 }
 
-// A contiguous copy of a host tensor, in memory that `memory` keeps.
-Tensor compact(const Tensor& view, std::vector<std::vector<std::byte>>& memory) {
-  memory.emplace_back(bytes_of(view));
-  Tensor copy(memory.back().data(), view.dtype, view.shape, view.rank);
-  for_each_row(view, [&](size_t from, size_t to, size_t bytes) {
-    std::memcpy(copy.as<std::byte>() + to, view.as<std::byte>() + from, bytes);
-  });
-  return copy;
-}
-
 // The first, a middle and the last token, each in a call of its own.
 void Checker::check_single_tokens(const CaseInputs& inputs, const RunResult& base, CheckRow& row) {
   const int64_t tokens = inputs.tokens();

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "cli/bench.h"
+#include "cli/cost.h"
 #include "cli/selection.h"
 #include "core/float_formats.h"
 #include "core/parallel.h"
@@ -405,7 +406,7 @@ double bytes_of_case(const std::string& text) {
   for (size_t i = 0; i < inputs.tensors().size(); ++i) {
     if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
   }
-  return bytes_moved(inputs, call.outputs());
+  return traffic_of(inputs, call.outputs()).total();
 }
 
 TEST(Bytes, FollowTheContract) {

@@ -1,5 +1,5 @@
-// What the tests of the entry of a sublayer, the head and the seams share: parameters, and the entry
-// made of the operators that it stands for.
+// What the tests of the entry of a sublayer, the head and the seams share: parameters, and the
+// entry made of the operators that it stands for.
 #pragma once
 
 #include "ehc/mhc.h"
@@ -122,8 +122,8 @@ struct Entry {
   }
   [[nodiscard]] MixState state() const { return {pre, mixes, mul, sqr, comb_logits, comb}; }
   [[nodiscard]] std::string bits() const {
-    return layer_input.bits() + post.bits() + pre.bits() + mixes.bits() + mul.bits() +
-           sqr.bits() + comb_logits.bits() + comb.bits();
+    return layer_input.bits() + post.bits() + pre.bits() + mixes.bits() + mul.bits() + sqr.bits() +
+           comb_logits.bits() + comb.bits();
   }
 };
 
@@ -146,8 +146,7 @@ inline void entry_by_parts(const std::string& impl, const Parameters& p, const A
   const int64_t mixes = fn.view().shape[0];
   const Array mul(DType::f32, {splits, tokens, mixes});
   const Array sqr(DType::f32, {splits, tokens});
-  run(impl, &prenorm_gemm,
-      {.residual = streams, .fn = fn, .mul_partial = mul, .sqr_partial = sqr});
+  run(impl, &prenorm_gemm, {.residual = streams, .fn = fn, .mul_partial = mul, .sqr_partial = sqr});
   run(impl, &reduce_partials_fwd,
       {.mul_partial = mul,
        .sqr_partial = sqr,
