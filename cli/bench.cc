@@ -37,10 +37,7 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
   size_t workspace = 0;
   for (int copy = 0; copy == 0 || copy < copies(); ++copy) {
     DynamicCall& call = calls_.emplace_back(inputs.op());
-    inputs.prepare(call);
-    for (size_t i = 0; i < call.slots(); ++i) {
-      if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
-    }
+    inputs.bind(call);
     const std::vector<Tensor> made = call.outputs();
     const auto place = [&](size_t i, const Tensor& like, const void* data) {
       memory_.emplace_back(context_, bytes_of(like));
@@ -65,6 +62,7 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
     }
     if (copy == 0) {
       bytes_ = traffic_of(inputs, made).total();
+      flops_ = static_cast<double>(call.flops());
       context_.set_implementation({});
       workspace = call.plan(context_).workspace_bytes;
     }
@@ -107,10 +105,7 @@ Timing BenchCase::time(const std::string& implementation, double seconds) {
 CallCost time_call(const CaseInputs& inputs, Context& context) {
   const Operator& op = inputs.op();
   DynamicCall call(op);
-  inputs.prepare(call);
-  for (size_t i = 0; i < call.slots(); ++i) {
-    if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
-  }
+  inputs.bind(call);
   std::vector<Buffer> memory;
   const std::vector<Tensor> made = call.outputs();
   for (size_t i = 0; i < made.size(); ++i) {

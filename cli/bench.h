@@ -22,12 +22,15 @@ class BenchCase {
  public:
   BenchCase(const CaseInputs& inputs, const Context& context);
   [[nodiscard]] double bytes() const { return bytes_; }
+  // Floating-point operations by the table.
+  [[nodiscard]] double flops() const { return flops_; }
   // `implementation` empty: the library's choice. Repeats for `seconds`, at least once.
   Timing time(const std::string& implementation, double seconds);
 
  private:
   Context context_;
   double bytes_ = 0;
+  double flops_ = 0;
   std::deque<DynamicCall> calls_;
   std::vector<Buffer> memory_;
   Buffer workspace_;

@@ -1,4 +1,5 @@
-// mhc.head_mix_fwd, mhc.head_mix_bwd: the mixes that collapse the streams for the head of the model.
+// mhc.head_mix_fwd, mhc.head_mix_bwd: the mixes that collapse the streams for the head of the
+// model.
 #pragma once
 
 #include <optional>

@@ -24,10 +24,8 @@ struct MixPreset {
 // its RMS norm: Sinkhorn in logarithms is finite without one.
 inline constexpr MixPreset kTrainMix{};
 inline constexpr MixPreset kRepositoryMix{.post_mult = 1, .repeat = 10};
-inline constexpr MixPreset kPaperMix{.norm_eps = 1e-20,
-                                     .pre_eps = 0,
-                                     .sinkhorn_eps = 0,
-                                     .convention = SinkhornConvention::log};
+inline constexpr MixPreset kPaperMix{
+    .norm_eps = 1e-20, .pre_eps = 0, .sinkhorn_eps = 0, .convention = SinkhornConvention::log};
 
 // How the streams become one again behind the last layer.
 enum class FinalCollapse {
@@ -38,9 +36,9 @@ enum class FinalCollapse {
 
 struct ModelPreset {
   std::string_view name;
-  int64_t streams = 4;     // n
-  int64_t width = 0;       // d
-  int64_t layers = 0;      // of an attention and a feed-forward sublayer each; 0: unpublished
+  int64_t streams = 4;       // n
+  int64_t width = 0;         // d
+  int64_t layers = 0;        // of an attention and a feed-forward sublayer each; 0: unpublished
   int64_t draft_blocks = 0;  // behind them, for speculative decoding
   MixPreset mix{};
   FinalCollapse collapse = FinalCollapse::unpublished;

@@ -21,7 +21,8 @@ enum class SinkhornConvention { deepseek, megatron, log };
 // `repeat` brings them. A NaN spreads over its token's matrix.
 //
 // Strides are free but for the last dimension. Aliasing: none. Determinism: a token depends on
-// itself alone; same bits for any threads, strides, alignment. Bytes per token: 8*n*n. Contract 2.7.
+// itself alone; same bits for any threads, strides, alignment. Bytes per token: 8*n*n.
+// Contract 2.7.
 struct SinkhornForward {
   Tensor comb_logits{};             // F32[T, n, n]
   Tensor comb{};                    // out: F32[T, n, n]

@@ -1,9 +1,9 @@
 #include "ehc/mhc/merge.h"
 
 #include "backends/cpu/isa.h"
-#include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/mhc/merge/merge_args.h"
+#include "ops/mhc/shared/stream_call.h"
 
 namespace ehc::mhc {
 
@@ -26,8 +26,6 @@ constexpr auto kBackwardTable =
           out<&B::grad_fn>("grad_fn", "F32[M,K]").may_alias("grad_fn_acc"),
           out<&B::grad_norm_weight>("grad_norm_weight", "F32[K]").may_alias("grad_norm_weight_acc"),
           flops("4*M*K"));
-
-MixRows mix_rows(const Tensor& t) { return {t.as<float>(), t.stride[0]}; }
 
 // Columns of which a thread takes at least so many.
 int64_t grain_of(int64_t mixes) { return 32768 / mixes; }

@@ -1,17 +1,10 @@
 // Arguments of the merge kernels.
 #pragma once
 
-#include <cstdint>
-
 #include "backends/cpu/kernel.h"
+#include "ops/mhc/shared/stream_rows.h"
 
 namespace ehc::mhc {
-
-// F32[M,K]. Inputs are only read.
-struct MixRows {
-  float* data = nullptr;
-  int64_t stride = 0;
-};
 
 struct MergeForwardArgs {
   int64_t mixes = 0;  // M

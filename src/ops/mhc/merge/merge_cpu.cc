@@ -32,8 +32,8 @@ EHC_SIMD void merge_row(const MergeBackwardArgs& a, int64_t row, int64_t begin, 
     const Pair g = simd::load_some(grad + i, rest);
     const Pair target = before ? simd::load_some(before + i, rest) : simd::zero_pair();
     simd::store(sums + i, fma(g, simd::load_some(fn + i, rest), simd::load(sums + i)));
-    simd::store_some(grad_fn + i,
-                     fma(g, simd::load_some(a.norm_weight + begin + i, rest), target), rest, false);
+    simd::store_some(grad_fn + i, fma(g, simd::load_some(a.norm_weight + begin + i, rest), target),
+                     rest, false);
   }
 }
 
@@ -59,8 +59,8 @@ void merge_bwd_columns(const MergeBackwardArgs& a, int64_t begin, int64_t end) {
     for (int64_t j = 0; j < a.mixes; ++j) merge_row(a, j, at, count, sums);
     for (int64_t i = 0; i < count; i += kPair) {
       const int64_t rest = count - i;
-      const Pair before = a.grad_weight_acc ? simd::load_some(a.grad_weight_acc + at + i, rest)
-                                            : simd::zero_pair();
+      const Pair before =
+          a.grad_weight_acc ? simd::load_some(a.grad_weight_acc + at + i, rest) : simd::zero_pair();
       simd::store_some(a.grad_weight + at + i, add(before, simd::load(sums + i)), rest, false);
     }
   }

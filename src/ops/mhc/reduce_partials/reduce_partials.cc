@@ -3,7 +3,8 @@
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
 #include "core/registry.h"
-#include "ops/mhc/shared/group_rows.h"
+#include "ops/mhc/reduce_partials/reduce_partials_args.h"
+#include "ops/mhc/shared/group_call.h"
 
 namespace ehc::mhc {
 

@@ -2,16 +2,10 @@
 #pragma once
 
 #include "backends/cpu/kernel.h"
+#include "ops/mhc/shared/group_rows.h"
 #include "ops/mhc/shared/rms_math.h"
 
 namespace ehc::mhc {
-
-// F32[S,T,G,M] or F32[S,T,G], without S a split stride of 0, without G a group stride of 0. Inputs
-// are only read.
-struct GroupRows {
-  float* data = nullptr;
-  int64_t split_stride = 0, token_stride = 0, group_stride = 0;
-};
 
 struct ReducePartialsForwardArgs {
   int64_t splits = 0, groups = 1, mixes = 0;  // S, G, M

@@ -1,7 +1,7 @@
 // mhc.reduce_partials_fwd and mhc.reduce_partials_bwd on SIMD lanes.
 //
-//   m[g,j] = sum_s mul_partial[s,g,j]   q[g] = sum_s sqr_partial[s,g]   mixes[j] = sum_g m[g,j] r(q[g])
-//   grad_m[g,j] = grad[j] r(q[g])       grad_q[g] = rms_gradient of sum_j grad[j] m[g,j]
+//   m[g,j] = sum_s mul_partial[s,g,j]   q[g] = sum_s sqr_partial[s,g]   mixes[j] = sum_g m[g,j]
+//   r(q[g]) grad_m[g,j] = grad[j] r(q[g])       grad_q[g] = rms_gradient of sum_j grad[j] m[g,j]
 //   partials F32[S,T,G,M] and F32[S,T,G]; m F32[T,G,M], q F32[T,G], mixes and grad F32[T,M]
 //
 // Bytes a token: forward 4*S*G*(M+1) + 4*G*(M+1) + 4*M, backward 8*G*(M+1) + 4*M.
@@ -48,8 +48,7 @@ void reduce_partials_fwd_tokens(const ReducePartialsForwardArgs& a, int64_t begi
       const float* partial = row(a.mul_partial, t, g);
       for (int64_t j = 0; j < a.mixes; j += kPair) {
         const int64_t count = a.mixes - j;
-        const Pair mul =
-            sum_of_splits(partial + j, a.mul_partial.split_stride, a.splits, count);
+        const Pair mul = sum_of_splits(partial + j, a.mul_partial.split_stride, a.splits, count);
         if (a.mul.data) simd::store_some(row(a.mul, t, g) + j, mul, count, false);
         mixed[j / kPair] = fma(factor, mul, mixed[j / kPair]);
       }

@@ -9,8 +9,8 @@ namespace ehc::mhc {
 namespace {
 
 float& element(const GroupRows& rows, int64_t split, int64_t token, int64_t group, int64_t j) {
-  return rows.data[split * rows.split_stride + token * rows.token_stride +
-                   group * rows.group_stride + j];
+  return rows
+      .data[split * rows.split_stride + token * rows.token_stride + group * rows.group_stride + j];
 }
 
 template <class Real>

@@ -1,26 +1,15 @@
-// From the tensors of a call to rows of sums, whose axis G may be missing.
+// Sums of a projection as the kernels see them.
 #pragma once
 
-#include "ehc/mhc/reduce_partials.h"
-#include "ehc/tensor.h"
-#include "ops/mhc/reduce_partials/reduce_partials_args.h"
+#include <cstdint>
 
 namespace ehc::mhc {
 
-// F32[T,G,M] or F32[T,G], whose rank with the axis G is `full_rank`.
-inline GroupRows group_rows(const Tensor& t, int full_rank) {
-  return {t.as<float>(), 0, t.stride[0], t.rank == full_rank ? t.stride[1] : 0};
-}
-
-// F32[S,T,G,M] or F32[S,T,G]
-inline GroupRows partial_rows(const Tensor& t, int full_rank) {
-  return {t.as<float>(), t.stride[0], t.stride[1], t.rank == full_rank ? t.stride[2] : 0};
-}
-
-// Of one group of `width` columns.
-template <class P>
-Rms rms_of(const P& p, int64_t width) {
-  return {width, static_cast<float>(*p.norm_eps), p.rms == RmsForm::norm};
-}
+// F32[S,T,G,M] or F32[S,T,G]; without S the split stride is 0, without G the group stride. Inputs
+// are only read.
+struct GroupRows {
+  float* data = nullptr;
+  int64_t split_stride = 0, token_stride = 0, group_stride = 0;
+};
 
 }  // namespace ehc::mhc

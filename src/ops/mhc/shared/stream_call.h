@@ -18,6 +18,8 @@ inline Coefficients coefficients(const Tensor& t) {
   return {t.as<float>(), t.stride[0], t.rank == 3 ? t.stride[1] : 0};
 }
 
+inline MixRows mix_rows(const Tensor& t) { return {t.as<float>(), t.stride[0]}; }
+
 inline StreamSizes stream_sizes(const Bound& bound) {
   return {bound["T"], bound["n"], bound["d"], bound.activation};
 }

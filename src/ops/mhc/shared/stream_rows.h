@@ -22,6 +22,13 @@ struct Coefficients {
   int64_t token_stride = 0, row_stride = 0;
 };
 
+// Rows F32[M,K] of a projection: row j times a token's flattened streams is mix j. Inputs are only
+// read.
+struct MixRows {
+  float* data = nullptr;
+  int64_t stride = 0;
+};
+
 // The sizes of a call.
 struct StreamSizes {
   int64_t tokens = 0;              // T

@@ -1,8 +1,8 @@
 // mhc.sinkhorn_fwd and mhc.sinkhorn_bwd on SIMD lanes.
 //
-//   y = exp(logit - row maximum), of deepseek over its sum, + eps; then y / D, line by line, rows and
-//   columns in turn; D = s + eps or max(s, eps), s = sum over the line. sinkhorn_math.h has the rest
-//   and the way back. logits, comb and their gradients F32[T,n,n].
+//   y = exp(logit - row maximum), of deepseek over its sum, + eps; then y / D, line by line, rows
+//   and columns in turn; D = s + eps or max(s, eps), s = sum over the line. sinkhorn_math.h has the
+//   rest and the way back. logits, comb and their gradients F32[T,n,n].
 //
 // Bytes a token: forward 8*n*n, backward 12*n*n.
 // Algorithm: a lane is a token; the n*n values of as many tokens as there are lanes are turned into
@@ -17,7 +17,8 @@ namespace {
 
 using simd::kLanes;
 
-// The number of streams to unroll for; none where loops over lanes make that a minute of compilation.
+// The number of streams to unroll for; none where loops over lanes make that a minute of
+// compilation.
 inline constexpr int kUsualStreams = simd::kPairsTogether > 1 ? 4 : 0;
 
 SinkhornConstants<Lanes> constants_of(const SinkhornRule& rule) {
@@ -31,9 +32,8 @@ inline void forward(const SinkhornRule& rule, const Lanes* logits, Lanes* comb) 
   sinkhorn_start<kStreams>(rule, logits, y);
   sinkhorn_iterate<kStreams>(
       rule, constants, TrueDivision{},
-      [&](Lanes* iterate, Lanes* none) EHC_SIMD_LAMBDA {
-        sinkhorn_rounds<kStreams>(rule, constants, iterate, none);
-      },
+      [&](Lanes* iterate, Lanes* none)
+          EHC_SIMD_LAMBDA { sinkhorn_rounds<kStreams>(rule, constants, iterate, none); },
       y, static_cast<Lanes*>(nullptr));
   const int64_t n = count_of<kStreams>(rule.streams);
   for (int64_t e = 0; e < n * n; ++e) comb[e] = y[e];
@@ -62,9 +62,8 @@ inline void backward(const SinkhornRule& rule, const Lanes* logits, Lanes* grad)
   for (int64_t e = 0; e < n * n; ++e) start[e] = y[e];
   sinkhorn_iterate<kStreams>(
       rule, constants, TrueDivision{},
-      [&](Lanes* iterate, Lanes* of_rounds) EHC_SIMD_LAMBDA {
-        sinkhorn_rounds<kStreams>(rule, constants, iterate, of_rounds);
-      },
+      [&](Lanes* iterate, Lanes* of_rounds)
+          EHC_SIMD_LAMBDA { sinkhorn_rounds<kStreams>(rule, constants, iterate, of_rounds); },
       y, divisors);
   sinkhorn_iterate_back<kStreams>(rule, constants, divisors, start, y, grad);
 }
@@ -80,11 +79,9 @@ inline void log_backward(const SinkhornRule& rule, const Lanes* logits, Lanes* g
 EHC_SIMD void load_matrices(const Coefficients& from, int64_t first, int64_t count, int64_t streams,
                             Lanes* x) {
   float room[kLanes][kMatrixRoom];
-  load_tokens(
-      [&](int64_t i) EHC_SIMD_LAMBDA {
-        return packed_matrix(from, first + i, streams, room[i]);
-      },
-      count, streams * streams, x);
+  load_tokens([&](int64_t i)
+                  EHC_SIMD_LAMBDA { return packed_matrix(from, first + i, streams, room[i]); },
+              count, streams * streams, x);
 }
 
 EHC_SIMD void store_matrices(const Lanes* x, int64_t first, int64_t count, int64_t streams,

@@ -97,9 +97,9 @@ EHC_HD void sinkhorn_half_step(const SinkhornRule& rule, const SinkhornConstants
     const V sum = line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return y[e]; });
     const V divisor = clamps ? max_keep_nan(constants.eps, sum) : add(sum, constants.eps);
     if (divisors != nullptr) {
-      divisors[line] = clamps ? select_negative(sub(sum, constants.eps),
-                                                sub(constants.zero, divisor), divisor)
-                              : divisor;
+      divisors[line] =
+          clamps ? select_negative(sub(sum, constants.eps), sub(constants.zero, divisor), divisor)
+                 : divisor;
     }
     const auto quotient = division(divisor);
     EHC_UNROLL_STREAMS for (int64_t at = 0; at < n; ++at) {
@@ -116,8 +116,7 @@ EHC_HD void sinkhorn_half_step_back(const SinkhornRule& rule, const SinkhornCons
   const int64_t n = kStreams == 0 ? rule.streams : kStreams;
   EHC_UNROLL_STREAMS for (int64_t line = 0; line < n; ++line) {
     V divisor = divisors[line];
-    V pulled =
-        line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return mul(grad[e], y[e]); });
+    V pulled = line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return mul(grad[e], y[e]); });
     if (rule.form == SinkhornForm::megatron) {
       pulled = select_negative(divisor, constants.zero, pulled);
       divisor = select_negative(divisor, sub(constants.zero, divisor), divisor);
@@ -146,8 +145,7 @@ template <int kStreams, class V>
 EHC_HD void sinkhorn_start(const SinkhornRule& rule, const V* logits, V* y) {
   const int64_t n = kStreams == 0 ? rule.streams : kStreams;
   EHC_UNROLL_STREAMS for (int64_t i = 0; i < n; ++i) {
-    const V largest =
-        line_maximum<true, V>(i, n, [&](int64_t, int64_t e) { return logits[e]; });
+    const V largest = line_maximum<true, V>(i, n, [&](int64_t, int64_t e) { return logits[e]; });
     EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) {
       y[i * n + o] = exp_nonpositive(sub(logits[i * n + o], largest));
     }
@@ -163,8 +161,8 @@ EHC_HD void sinkhorn_start_back(const SinkhornRule& rule, const V* start, V* gra
   const int64_t n = kStreams == 0 ? rule.streams : kStreams;
   EHC_UNROLL_STREAMS for (int64_t i = 0; i < n; ++i) {
     const bool is_softmax = rule.form == SinkhornForm::deepseek;
-    const V pulled = line_sum<true, V>(
-        i, n, [&](int64_t, int64_t e) { return mul(grad[e], start[e]); });
+    const V pulled =
+        line_sum<true, V>(i, n, [&](int64_t, int64_t e) { return mul(grad[e], start[e]); });
     EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) {
       V& g = grad[i * n + o];
       g = mul(is_softmax ? sub(g, pulled) : g, start[i * n + o]);
@@ -182,9 +180,8 @@ EHC_HD void sinkhorn_log_half_step(const SinkhornRule& rule, const V* logits, co
   EHC_UNROLL_STREAMS for (int64_t line = 0; line < n; ++line) {
     const auto x = [&](int64_t at, int64_t e) { return sub(logits[e], others[at]); };
     const V largest = line_maximum<kRows, V>(line, n, x);
-    const V sum = line_sum<kRows, V>(line, n, [&](int64_t at, int64_t e) {
-      return exp_nonpositive(sub(x(at, e), largest));
-    });
+    const V sum = line_sum<kRows, V>(
+        line, n, [&](int64_t at, int64_t e) { return exp_nonpositive(sub(x(at, e), largest)); });
     potentials[line] = add(largest, log_of_sum(sum));
   }
 }

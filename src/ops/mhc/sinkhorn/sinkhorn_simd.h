@@ -15,8 +15,8 @@ struct TrueDivision {
 };
 
 // The same quotients from one division for all that share a divisor. With r = 1/d correctly rounded
-// the first remainder brings x r next to x/d, the second one rounds it right (Markstein), as long as
-// remainders are exact: x and x/d must be far above the least normal number.
+// the first remainder brings x r next to x/d, the second one rounds it right (Markstein), as long
+// as remainders are exact: x and x/d must be far above the least normal number.
 struct SharedDivision {
   EHC_SIMD auto operator()(Lanes divisor) const {
     const Lanes minus = sub(lanes(0.0f), divisor);

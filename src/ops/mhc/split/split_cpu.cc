@@ -115,8 +115,7 @@ void split_bwd_chunk(const SplitBackwardArgs& a, const SplitPartial& partial, in
       const int64_t count = matrix - i, at = 1 + i / kPair;
       const Pair of_logit = simd::load_some(grad_logits + i, count);
       of_base[at] = add(of_base[at], of_logit);
-      of_scale[at] =
-          fma(of_logit, simd::load_some(mixes + 2 * n + i, count), of_scale[at]);
+      of_scale[at] = fma(of_logit, simd::load_some(mixes + 2 * n + i, count), of_scale[at]);
       simd::store_some(grad_mixes + 2 * n + i, mul(of_logit, comb_scale), count, false);
     }
   }
