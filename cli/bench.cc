@@ -37,7 +37,10 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
   size_t workspace = 0;
   for (int copy = 0; copy == 0 || copy < copies(); ++copy) {
     DynamicCall& call = calls_.emplace_back(inputs.op());
-    inputs.bind(call);
+    inputs.prepare(call);
+    for (size_t i = 0; i < call.slots(); ++i) {
+      if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
+    }
     const std::vector<Tensor> made = call.outputs();
     const auto place = [&](size_t i, const Tensor& like, const void* data) {
       memory_.emplace_back(context_, bytes_of(like));
@@ -105,7 +108,10 @@ Timing BenchCase::time(const std::string& implementation, double seconds) {
 CallCost time_call(const CaseInputs& inputs, Context& context) {
   const Operator& op = inputs.op();
   DynamicCall call(op);
-  inputs.bind(call);
+  inputs.prepare(call);
+  for (size_t i = 0; i < call.slots(); ++i) {
+    if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
+  }
   std::vector<Buffer> memory;
   const std::vector<Tensor> made = call.outputs();
   for (size_t i = 0; i < made.size(); ++i) {

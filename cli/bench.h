@@ -22,7 +22,7 @@ class BenchCase {
  public:
   BenchCase(const CaseInputs& inputs, const Context& context);
   [[nodiscard]] double bytes() const { return bytes_; }
-  // Floating-point operations by the table.
+  // Operations, of an operator that says how many; else 0.
   [[nodiscard]] double flops() const { return flops_; }
   // `implementation` empty: the library's choice. Repeats for `seconds`, at least once.
   Timing time(const std::string& implementation, double seconds);

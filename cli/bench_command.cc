@@ -39,7 +39,7 @@ struct Options {
 struct Row {
   std::string line;
   double bytes = 0;
-  double flops = 0;  // 0: bytes are what takes time
+  double flops = 0;  // 0: none in floating point
   double tokens = 0;
   Timing timing;
   double reference_seconds = 0;  // 0: the reference was not timed
@@ -118,9 +118,6 @@ Json to_json(const Row& row, const Ceilings& ceilings) {
   return out;
 }
 
-// Operations a byte from which on arithmetic may be what takes time.
-constexpr double kArithmetic = 8;
-
 std::vector<Row> time_case(const Operator& op, const CaseLine& line, const Context& context,
                            const Options& o) {
   const CaseInputs inputs(op, line);
@@ -128,8 +125,7 @@ std::vector<Row> time_case(const Operator& op, const CaseLine& line, const Conte
   std::vector<Row> rows;
   double reference = 0;
   for (const std::string& name : implementations(op, o, context.device())) {
-    const double flops = bench.flops() < kArithmetic * bench.bytes() ? 0 : bench.flops();
-    Row row{line.text(), bench.bytes(), flops, static_cast<double>(inputs.tokens()), {}, 0};
+    Row row{line.text(), bench.bytes(), bench.flops(), static_cast<double>(inputs.tokens()), {}, 0};
     row.timing = bench.time(name, o.seconds);
     if (row.timing.implementation.empty()) continue;
     if (row.timing.implementation == "reference") reference = row.timing.best;
@@ -184,14 +180,13 @@ void run(const Options& o) {
         continue;
       }
       if (!any) ceilings.copy = copy.measure();
+      if (context.device() == Device::cpu) ceilings.fma = fma.measure();
       any = true;
       for (Row& row : time_case(*op, line, context, o)) rows.push_back(std::move(row));
     }
     if (!any) continue;
     ceilings.copy = copy.measure();
-    const bool counts =
-        std::any_of(rows.begin(), rows.end(), [](const Row& r) { return r.flops > 0; });
-    if (counts) ceilings.fma = fma.measure();
+    if (context.device() == Device::cpu) ceilings.fma = fma.measure();
     progress.clear();
     print_rows(rows, ceilings);
     std::fflush(stdout);
