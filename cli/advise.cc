@@ -73,24 +73,22 @@ class Completion {
     return ("," + line_.get("with") + ",").find("," + std::string(name) + ",") != std::string::npos;
   }
 
-  // Symbols of the tensors and attributes that this call has, and those that they follow from.
+  // Symbols of the inputs and attributes that this call has, and those that they follow from.
   void find_needed() {
     const auto need = [&](const Expression& e) {
-      for (uint8_t i = 0; i < e.count; ++i) {
+      for (uint8_t i = 0; i < e.count && !e.optional_axis; ++i) {
         if (e.steps[i].code == ExpressionStep::variable) needed_ |= 1U << e.steps[i].value;
       }
     };
     for (const TensorSpec& spec : schema_.tensors) {
-      if (spec.is_output ? !spec.condition_text.empty()
-                         : spec.is_optional && !is_wanted(spec.name)) {
-        continue;
-      }
+      if (spec.is_output || (spec.is_optional && !is_wanted(spec.name))) continue;
       need(spec.length);
       for (uint8_t k = 0; k < spec.shape.rank; ++k) need(spec.shape.dims[k]);
     }
     for (const AttributeSpec& a : schema_.attributes) {
-      if (a.required_text.empty() || (!a.required_unless && is_wanted(a.required_text)))
-        need(a.binds);
+      const bool is_wanted_here =
+          a.required_text.empty() || (!a.required_unless && is_wanted(a.required_text));
+      if (is_wanted_here && a.type == AttributeType::integer) need(a.binds);
     }
     if (schema_.attribute_index("k") >= 0 && line_.get("k").empty()) needed_ |= 1U << symbol("K");
     if (has(needed_, symbol("M")) && !values_.has(symbol("M"))) needed_ |= 1U << symbol("N");
@@ -114,21 +112,9 @@ class Completion {
     }
   }
 
-  // Sizes of the inputs that nobody can guess.
+  // Sizes that nobody can guess.
   void require_sizes() const {
-    uint32_t missing = 0;
-    for (size_t i = 0; i < schema_.tensors.size(); ++i) {
-      if ((schema_.required_inputs >> i & 1U) == 0) continue;
-      const Shape& shape = schema_.tensors[i].shape;
-      for (uint8_t k = 0; k < shape.rank; ++k) {
-        const Expression& e = shape.dims[k];
-        for (uint8_t step = 0; step < e.count && !e.optional_axis; ++step) {
-          if (e.steps[step].code == ExpressionStep::variable && !values_.has(e.steps[step].value)) {
-            missing |= 1U << e.steps[step].value;
-          }
-        }
-      }
-    }
+    uint32_t missing = needed_ & ~values_.bound;
     for (const Relation& r : kRelations) {
       if (has(missing, r.result)) missing = (missing | r.needs) & ~(1U << r.result);
     }
@@ -169,10 +155,6 @@ class Completion {
 
 }  // namespace
 
-double Advice::ideal_seconds(const ModelDevice& device) const {
-  return std::max(bytes() / device.bandwidth, static_cast<double>(flops) / device.peak);
-}
-
 Advice advise(const Operator& op, CaseLine line, const Context& context) {
   Advice advice;
   advice.assumed = Completion(op, line).run();
@@ -180,10 +162,7 @@ Advice advise(const Operator& op, CaseLine line, const Context& context) {
   const CaseInputs inputs(op, line, CaseValues::integers);
 
   DynamicCall call(op);
-  inputs.prepare(call);
-  for (size_t i = 0; i < call.slots(); ++i) {
-    if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
-  }
+  inputs.bind(call);
   const std::vector<Tensor> made = call.outputs();
   std::vector<AddressRange> addresses;
   for (size_t i = 0; i < made.size(); ++i) {

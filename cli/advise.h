@@ -35,7 +35,12 @@ struct Advice {
   [[nodiscard]] double intensity() const {
     return bytes() > 0 ? static_cast<double>(flops) / bytes() : 0;
   }
-  [[nodiscard]] double ideal_seconds(const ModelDevice& device) const;
+  [[nodiscard]] double seconds_of_bytes(const ModelDevice& device) const {
+    return bytes() / device.bandwidth;
+  }
+  [[nodiscard]] double seconds_of_flops(const ModelDevice& device) const {
+    return static_cast<double>(flops) / device.peak;
+  }
 };
 
 // Completes `line` by the usual sizes and attributes. Throws UsageError that names --shape where a

@@ -74,7 +74,8 @@ Json to_json(const Advice& a, const ModelDevice& device) {
               {"intensity", a.intensity()},
               {"ridge", device.ridge()},
               {"bound_by", a.intensity() < device.ridge() ? "bandwidth" : "arithmetic"},
-              {"ideal_seconds", a.ideal_seconds(device)},
+              {"seconds_of_bytes", a.seconds_of_bytes(device)},
+              {"seconds_of_flops", a.seconds_of_flops(device)},
               {"crosses_blocks", a.crosses_blocks},
               {"implementation", a.implementation},
               {"workspace_bytes", a.workspace_bytes}};
@@ -106,7 +107,9 @@ void print(const Advice& a, const ModelDevice& device) {
                   a.intensity(), a.intensity() < device.ridge() ? "below" : "above", device.ridge(),
                   device.peak * 1e-9, device.bandwidth * 1e-9,
                   a.intensity() < device.ridge() ? "bandwidth decides" : "arithmetic decides"));
-  row("ideal time", fmt::format("{:.4g} us there", a.ideal_seconds(device) * 1e6));
+  row("at these rates",
+      fmt::format("{:.4g} us for the bytes, {:.4g} us for the operations",
+                  a.seconds_of_bytes(device) * 1e6, a.seconds_of_flops(device) * 1e6));
   row("reduction", a.crosses_blocks ? "crosses blocks: partial sums, then their sum in fixed order"
                                     : "stays within a block");
   row("runs here", a.workspace_bytes == 0 ? a.implementation

@@ -262,6 +262,13 @@ void CaseInputs::prepare(DynamicCall& call) const {
   }
 }
 
+void CaseInputs::bind(DynamicCall& call) const {
+  prepare(call);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (!call.spec_of(i).is_output) call.tensor(i) = tensors_[i];
+  }
+}
+
 void CaseInputs::fill(size_t slot) {
   const std::string seed_text = line_.get("data", "1");
   const auto seed = parse_integer(seed_text);

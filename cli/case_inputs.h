@@ -45,6 +45,8 @@ class CaseInputs {
 
   // Sets the case's attributes and the lengths of its lists; inputs are the caller's to place.
   void prepare(DynamicCall& call) const;
+  // The same, and the inputs themselves.
+  void bind(DynamicCall& call) const;
 
  private:
   void read_settings();

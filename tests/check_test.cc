@@ -402,10 +402,7 @@ double bytes_of_case(const std::string& text) {
   if (op == nullptr) throw Error(ErrorKind::contract, "no operator " + line.op);
   const CaseInputs inputs(*op, line);
   DynamicCall call(*op);
-  inputs.prepare(call);
-  for (size_t i = 0; i < inputs.tensors().size(); ++i) {
-    if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
-  }
+  inputs.bind(call);
   return traffic_of(inputs, call.outputs()).total();
 }
 

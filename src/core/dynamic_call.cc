@@ -291,10 +291,10 @@ std::vector<std::pair<size_t, size_t>> DynamicCall::shared_memory() const {
   return pairs;
 }
 
-Bound DynamicCall::check(Device device, int device_index) {
+void DynamicCall::check(Device device, int device_index) {
   check_flags();
   ParameterStorage flattened(schema().params_size);
-  return check_call(op_, arguments(flattened), device, device_index);
+  check_call(op_, arguments(flattened), device, device_index);
 }
 
 void DynamicCall::run(Context& context) {

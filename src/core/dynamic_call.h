@@ -83,7 +83,7 @@ class DynamicCall {
   [[nodiscard]] std::vector<std::pair<size_t, size_t>> shared_memory() const;
 
   // The whole front-door check of bound inputs and outputs, without running anything.
-  Bound check(Device device, int device_index);
+  void check(Device device, int device_index);
   void run(Context& context);
   // What `run` would choose and need.
   [[nodiscard]] Plan plan(const Context& context);

@@ -27,7 +27,10 @@ constexpr auto kTable = table(
     in<&P::layer_norm_weight>("layer_norm_weight", "W[d]").optional(), mix_group<P>(),
     attribute<&P::layer_norm_eps>("layer_norm_eps").positive().required_with("layer_norm_weight"),
     out<&P::layer_input>("layer_input", "A[T,d]"), out<&P::post>("post", "F32[T,n]"),
-    out<&P::comb>("comb", "F32[T,n,n]"));
+    out<&P::comb>("comb", "F32[T,n,n]"),
+    // Sums over splits, split, Sinkhorn, collapse, norm of the collapsed row.
+    flops("T*G*(S*(N+1)+N)"), flops("4*T*N"), flops("T*((2*repeat-1)*(2*n*n+n)+4*n*n)"),
+    flops("2*T*n*d"), flops("4*T*d", "layer_norm_weight"));
 
 void check_sizes(const Schema& schema, const Bound& bound, const void* params) {
   const P& p = *static_cast<const P*>(params);

@@ -14,7 +14,7 @@ constexpr auto mix_group() {
       attribute<Members..., &Rules::norm_eps>("norm_eps").positive(),
       attribute<Members..., &Rules::pre_eps>("pre_eps").at_least(0),
       attribute<Members..., &Rules::post_mult>("post_mult").at_least(0),
-      attribute<Members..., &Rules::repeat>("repeat").between(1, 64),
+      attribute<Members..., &Rules::repeat>("repeat").between(1, 64).fixes("repeat"),
       attribute<Members..., &Rules::sinkhorn_eps>("sinkhorn_eps").at_least(0),
       attribute<Members..., &Rules::convention>("convention", "deepseek/megatron/log"),
       attribute<Members..., &Rules::rms>("rms", "mean/norm")};
