@@ -17,7 +17,7 @@ namespace ehc::test {
 
 // Standard output of a program of this build, which must succeed.
 inline std::string output_of(const std::string& program) {
-  const std::string path = std::string(EHC_BINARY_DIR) + "/bin/" + program;
+  const std::string path = EHC_BINARY_DIR "/bin/" + program;
   FILE* pipe = popen(("'" + path + "'").c_str(), "r");
   if (pipe == nullptr) return "cannot run " + path;
   std::string text;
