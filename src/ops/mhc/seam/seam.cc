@@ -56,7 +56,7 @@ constexpr auto gradients_of_exit_coefficients() {
 }
 
 constexpr auto kClassicForwardTable =
-    table("mhc.seam_classic_fwd", "2.13", "post of a sublayer and pre of the next one",
+    table("mhc.seam_classic_fwd", "models 1.1", "post of a sublayer and pre of the next one",
           rows_of_exit<CF>(), coefficients_of_exit<CF>(), weights_of_sublayer<CF>(),
           rules_of_sublayer<CF>(), call_flag("save"), rows_of_seam<CF>(),
           out<&CF::next_post>("next_post", "F32[T,n]"),
@@ -66,7 +66,7 @@ constexpr auto kClassicForwardTable =
           all_or_none("next_pre next_mixes next_mul next_sqr next_comb_logits"));
 
 constexpr auto kSinglePassForwardTable =
-    table("mhc.seam_single_pass_fwd", "2.13",
+    table("mhc.seam_single_pass_fwd", "models 1.2",
           "the same with a collapse whose mix was made one sublayer earlier", rows_of_exit<SF>(),
           in<&SF::pre>("pre", "F32[T,n]"), coefficients_of_exit<SF>(), weights_of_sublayer<SF>(),
           rules_of_sublayer<SF>(), call_flag("save"), rows_of_seam<SF>(),
@@ -77,7 +77,7 @@ constexpr auto kSinglePassForwardTable =
           all_or_none("next_mixes next_mul next_sqr next_comb_logits"));
 
 constexpr auto kClassicBackwardTable =
-    table("mhc.seam_classic_bwd", "2.13", "gradients of seam_classic_fwd",
+    table("mhc.seam_classic_bwd", "models 1.1", "gradients of seam_classic_fwd",
           in<&CB::grad_new_residual>("grad_new_residual", "A[T,n,d]").optional(),
           in<&CB::grad_layer_input>("grad_layer_input", "A[T,d]").optional(),
           in<&CB::grad_next_post>("grad_next_post", "F32[T,n]").optional(),
@@ -88,7 +88,7 @@ constexpr auto kClassicBackwardTable =
           gradients_of_exit_coefficients<CB>(), gradients_of_sublayer<CB>());
 
 constexpr auto kSinglePassBackwardTable =
-    table("mhc.seam_single_pass_bwd", "2.13", "gradients of seam_single_pass_fwd",
+    table("mhc.seam_single_pass_bwd", "models 1.2", "gradients of seam_single_pass_fwd",
           in<&SB::grad_new_residual>("grad_new_residual", "A[T,n,d]").optional(),
           in<&SB::grad_layer_input>("grad_layer_input", "A[T,d]").optional(),
           in<&SB::grad_next_pre>("grad_next_pre", "F32[T,n]").optional(),
@@ -231,7 +231,7 @@ struct SeamBackwardCall {
 // --- broadcast ---
 
 constexpr auto kBroadcastForwardTable = table(
-    "mhc.seam_broadcast_fwd", "2.13", "first entry of a stack, whose streams are all one row",
+    "mhc.seam_broadcast_fwd", "models 1.3", "first entry of a stack, whose streams are all one row",
     in<&BF::hidden>("hidden", "A[T,d]"), weights_of_sublayer<BF>(), rules_of_sublayer<BF>(),
     attribute<&BF::form>("form", "classic/single_pass"), call_flag("save"),
     out<&BF::residual>("residual", "A[T,n,d]"), out<&BF::layer_input>("layer_input", "A[T,d]"),
@@ -240,7 +240,7 @@ constexpr auto kBroadcastForwardTable = table(
     all_or_none("mixes mul sqr comb_logits"));
 
 constexpr auto kBroadcastBackwardTable =
-    table("mhc.seam_broadcast_bwd", "2.13", "gradients of seam_broadcast_fwd",
+    table("mhc.seam_broadcast_bwd", "models 1.3", "gradients of seam_broadcast_fwd",
           in<&BB::grad_residual>("grad_residual", "A[T,n,d]").optional(),
           in<&BB::grad_layer_input>("grad_layer_input", "A[T,d]").optional(),
           in<&BB::grad_pre>("grad_pre", "F32[T,n]").optional(),

@@ -145,7 +145,8 @@ class Entry {
         mul_(workspace.take<float>(splits_ * args.sizes.tokens * args.mixes)),
         sqr_(workspace.take<float>(splits_ * args.sizes.tokens)) {
     pieces_ = is_short() ? Pieces(context, splits_, 1) : Pieces(context, blocks(), 1);
-    scratch_floats_ = prenorm_scratch(product(), is_short() ? kPrenormTokens : kBlock).total;
+    const int64_t at_once = is_short() ? std::min(kPrenormTokens, args.sizes.tokens) : kBlock;
+    scratch_floats_ = prenorm_scratch(product(), at_once).total;
     scratch_ = workspace.take<float>(pieces_.count * scratch_floats_);
   }
 
