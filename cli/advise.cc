@@ -124,7 +124,8 @@ class Completion {
                      std::string(schema_.name) + ", got '" + line_.text() + "'");
   }
 
-  // What has no default: the size that it fixes, or a small number that no cost depends on.
+  // What has no default: the size that it fixes, a small number that no cost depends on,
+  // or the first choice.
   void complete_attributes() {
     for (size_t i = 0; i < schema_.attributes.size(); ++i) {
       const AttributeSpec& a = schema_.attributes[i];
@@ -138,6 +139,10 @@ class Completion {
                   std::to_string(follows ? values_.value[fixed] : static_cast<int64_t>(least)));
       } else if (a.type == AttributeType::real) {
         line_.set(a.name, "1e-6");
+      } else if (a.type == AttributeType::boolean) {
+        line_.set(a.name, "true");
+      } else if (a.type == AttributeType::choice) {
+        line_.set(a.name, choice_name(a.choices, 0));
       } else {
         continue;
       }

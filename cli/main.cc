@@ -77,8 +77,9 @@ int run(int argc, char** argv) {
     print_error("memory: the tensors of this call do not fit");
     return ehc::cli::kUnavailable;
   } catch (const std::exception& e) {
-    print_error(e.what());
-    return std::ferror(stdout) != 0 ? ehc::cli::kFile : ehc::cli::kUnavailable;
+    const bool cannot_print = std::ferror(stdout) != 0;
+    print_error(cannot_print ? "standard output: cannot write" : e.what());
+    return cannot_print ? ehc::cli::kFile : ehc::cli::kUnavailable;
   }
   return ehc::cli::kDone;
 }

@@ -167,6 +167,13 @@ const std::vector<Formula>& formulas() {
                 s.L * (2 * s.d + 4 * s.n + 4 * s.n * s.n + 2 * s.n * s.d);
        },
        [](auto& s) { return s.L * (2 * s.n * s.d + (2 * s.n * s.n + s.n) * s.d); }},
+      {"mhc.seam_single_pass_fwd",
+       [](auto& s) { return 2 * (2 * s.n + 2) * s.d + 8 * (s.n * s.n + 2 * s.n); },
+       [](auto& s) {
+         const double mixes = s.n * s.n + 2 * s.n;
+         return (2 * s.n * s.n + s.n) * s.d + 2 * s.n * s.d + 2 * (mixes + 1) * s.n * s.d +
+                5 * mixes + (2 * s.R - 1) * (2 * s.n * s.n + s.n) + 4 * s.n * s.n;
+       }},
       {"engram.sinkhorn_finalize", [](auto& s) { return 8 * s.hd + 4; },
        [](auto& s) { return 5 * s.hd; }},
       {"engram.momentum_update grad=F32 momentum=F32", [](auto& s) { return 16 * s.hd; },
@@ -265,7 +272,9 @@ TEST(Advice, SaysWhereBlocksMustAddUp) {
       "engram.gather_bwd",     "engram.kv_projection_bwd", "engram.gate_bwd",
       "engram.conv_bwd",       "engram.layer_bwd",         "engram.sinkhorn_step",
       "engram.optimizer_step", "mhc.prenorm_gemm",         "mhc.norm_fn_bwd",
-      "mhc.split_bwd",         "mhc.head_mix_bwd"};
+      "mhc.split_bwd",         "mhc.head_mix_bwd",         "mhc.pre_bwd",
+      "mhc.head_bwd",          "mhc.seam_classic_bwd",     "mhc.seam_single_pass_bwd",
+      "mhc.seam_broadcast_bwd"};
   for (const Operator* op : all_operators()) {
     EXPECT_EQ(crosses_blocks(op->schema), crossing.count(op->schema.name) == 1) << op->schema.name;
   }

@@ -263,7 +263,7 @@ inline constexpr size_t kMaxTensors = 48;
 static_assert(kMaxTensors <= 64);  // a TensorSet holds them
 inline constexpr size_t kMaxAttributes = 16;
 inline constexpr size_t kMaxGroups = 8;
-inline constexpr size_t kMaxFlopTerms = 6;
+inline constexpr size_t kMaxFlopTerms = 12;
 
 // Everything known about an operator's arguments. `summary` is its line in the docs.
 struct Schema {

@@ -60,8 +60,8 @@ def test_the_plan_is_the_best_of_all_block_lengths(ehc, stages, streams, width):
 def test_the_plan_as_text(ehc):
     done = ehc.run("plan", "--layers", 61, "--width", 4096)
     assert done.returncode == 0, done.stderr
-    assert "6 layers, 11 blocks (6.38 without stages and in fractions)" in done.stdout
-    assert "0 6 12 18 24 30 36 42 48 54 60" in done.stdout
+    assert "7 layers, 9 blocks (6.38 without stages and in fractions)" in done.stdout
+    assert "0 7 14 21 28 35 42 49 56" in done.stdout
 
 
 def test_what_plan_refuses(ehc):
@@ -179,6 +179,7 @@ def test_advice_says_bytes_operations_and_the_side_of_the_ridge(ehc):
 
 def test_every_operator_has_an_advice(ehc):
     sizes = "T=64,n=4,d=64,rows=100,hd=64,V=50,E=32,P=8,K=256,text_bytes=10,raw_bytes=10"
+    options = {"mhc.multilayer_recompute": ["--with", "layer_output.L"]}
     lists = {
         "engram.multipliers": ["layer_ids=1,2", "compressed_vocab=100"],
         "engram.primes": ["sizes=10,20", "layers=1", "heads=2"],
@@ -186,7 +187,7 @@ def test_every_operator_has_an_advice(ehc):
     }
     for name in ehc.table:
         settings = [word for text in lists.get(name, []) for word in ("--set", text)]
-        done = ehc.run("advise", name, "--shape", sizes, *settings)
+        done = ehc.run("advise", name, "--shape", sizes, *settings, *options.get(name, []))
         assert done.returncode == 0, (name, done.stderr)
         assert "runs here" in done.stdout
 

@@ -15,13 +15,13 @@ using HB = HeadBackward;
 
 // --- pre ---
 
-constexpr auto kForwardTable =
-    table("mhc.pre_fwd", "2.13", "entry of a sublayer: from streams to its input and coefficients",
-          in<&F::residual>("residual", "A[T,n,d]"), weights_of_sublayer<F>(),
-          rules_of_sublayer<F>(), call_flag("save"), out<&F::layer_input>("layer_input", "A[T,d]"),
-          out<&F::post>("post", "F32[T,n]"), out<&F::state, &MixState::comb>("comb", "F32[T,n,n]"),
-          out<&F::state, &MixState::pre>("pre", "F32[T,n]", "save"),
-          saved_sums<&F::state>(kOwnState), all_or_none("pre mixes mul sqr comb_logits"));
+constexpr auto kForwardTable = table(
+    "mhc.pre_fwd", "2.13", "entry of a sublayer: from streams to its input and coefficients",
+    in<&F::residual>("residual", "A[T,n,d]"), weights_of_sublayer<F>(), rules_of_sublayer<F>(),
+    call_flag("save"), out<&F::layer_input>("layer_input", "A[T,d]"),
+    out<&F::post>("post", "F32[T,n]"), out<&F::state, &MixState::comb>("comb", "F32[T,n,n]"),
+    out<&F::state, &MixState::pre>("pre", "F32[T,n]", "save"), saved_sums<&F::state>(kOwnState),
+    all_or_none("pre mixes mul sqr comb_logits"), flops_of_entry(), flops("2*T*K"));
 
 constexpr auto kBackwardTable = table(
     "mhc.pre_bwd", "2.13", "gradients of the entry of a sublayer",
@@ -33,7 +33,7 @@ constexpr auto kBackwardTable = table(
     saved_state<&B::state>(kOwnState), all_or_none("pre mixes mul sqr comb_logits comb"),
     rules_of_sublayer<B>(), attribute<&B::rounding>("rounding", "once/chain"),
     out<&B::grad_residual>("grad_residual", "A[T,n,d]").may_alias("grad_residual_acc"),
-    gradients_of_sublayer<B>());
+    gradients_of_sublayer<B>(), flops_of_entry_bwd("!mixes"));
 
 // The arrays of one call and its steps.
 struct PreForwardCall {
@@ -114,7 +114,8 @@ constexpr auto head_rules() {
 
 constexpr auto kHeadForwardTable =
     table("mhc.head_fwd", "2.13", "streams collapsed for the head of the model", head_inputs<HF>(),
-          head_rules<HF>(), out<&HF::hidden>("hidden", "A[T,d]"));
+          head_rules<HF>(), out<&HF::hidden>("hidden", "A[T,d]"), flops("T*(2*K*(n+2)+5*n)"),
+          flops("n*K", "norm_weight"));
 
 constexpr auto kHeadBackwardTable = table(
     "mhc.head_bwd", "2.13", "gradients of the collapse for the head",
@@ -131,7 +132,9 @@ constexpr auto kHeadBackwardTable = table(
     out<&HB::gradients, &MixGradients::grad_base>("grad_base", "F32[n]").may_alias("grad_base_acc"),
     out<&HB::gradients, &MixGradients::grad_norm_weight>("grad_norm_weight", "F32[K]",
                                                          "norm_weight")
-        .may_alias("grad_norm_weight_acc"));
+        .may_alias("grad_norm_weight_acc"),
+    // The projection and its mixes again, then backwards.
+    flops("T*(2*K*(n+1)+5*n)"), flops("T*(K*(4*n+6)+13*n+5)"), flops("4*n*K", "norm_weight"));
 
 struct HeadForwardCall {
   const HF& p;

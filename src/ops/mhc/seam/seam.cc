@@ -55,6 +55,14 @@ constexpr auto gradients_of_exit_coefficients() {
                     out<&P::grad_comb>("grad_comb", "F32[T,n,n]")};
 }
 
+constexpr auto flops_of_exit_and_collapse() {
+  return std::tuple{flops("T*d*(2*n*n+n)"), flops("2*T*n*d")};
+}
+
+constexpr auto flops_of_exit_bwd() {
+  return std::tuple{flops("4*T*d*n*(n+1)"), flops("T*d*(2*n*n+n)", "!new_residual")};
+}
+
 constexpr auto kClassicForwardTable =
     table("mhc.seam_classic_fwd", "models 1.1", "post of a sublayer and pre of the next one",
           rows_of_exit<CF>(), coefficients_of_exit<CF>(), weights_of_sublayer<CF>(),
@@ -63,7 +71,8 @@ constexpr auto kClassicForwardTable =
           out<&CF::next_state, &MixState::comb>("next_comb", "F32[T,n,n]"),
           out<&CF::next_state, &MixState::pre>("next_pre", "F32[T,n]", "save"),
           saved_sums<&CF::next_state>(kNextState),
-          all_or_none("next_pre next_mixes next_mul next_sqr next_comb_logits"));
+          all_or_none("next_pre next_mixes next_mul next_sqr next_comb_logits"), flops_of_entry(),
+          flops_of_exit_and_collapse());
 
 constexpr auto kSinglePassForwardTable =
     table("mhc.seam_single_pass_fwd", "models 1.2",
@@ -74,7 +83,8 @@ constexpr auto kSinglePassForwardTable =
           out<&SF::next_post>("next_post", "F32[T,n]"),
           out<&SF::next_state, &MixState::comb>("next_comb", "F32[T,n,n]"),
           saved_sums<&SF::next_state>(kNextState),
-          all_or_none("next_mixes next_mul next_sqr next_comb_logits"));
+          all_or_none("next_mixes next_mul next_sqr next_comb_logits"), flops_of_entry(),
+          flops_of_exit_and_collapse());
 
 constexpr auto kClassicBackwardTable =
     table("mhc.seam_classic_bwd", "models 1.1", "gradients of seam_classic_fwd",
@@ -85,7 +95,8 @@ constexpr auto kClassicBackwardTable =
           coefficients_of_exit<CB>(), weights_of_sublayer<CB>(), targets_of_sublayer<CB>(),
           saved_by_seam<CB>(), rules_of_sublayer<CB>(),
           attribute<&CB::rounding>("rounding", "once/chain"), gradients_of_exit_rows<CB>(),
-          gradients_of_exit_coefficients<CB>(), gradients_of_sublayer<CB>());
+          gradients_of_exit_coefficients<CB>(), gradients_of_sublayer<CB>(),
+          flops_of_entry_bwd("!next_mixes"), flops_of_exit_bwd());
 
 constexpr auto kSinglePassBackwardTable =
     table("mhc.seam_single_pass_bwd", "models 1.2", "gradients of seam_single_pass_fwd",
@@ -98,7 +109,7 @@ constexpr auto kSinglePassBackwardTable =
           targets_of_sublayer<SB>(), saved_by_seam<SB>(), rules_of_sublayer<SB>(),
           attribute<&SB::rounding>("rounding", "once/chain"), gradients_of_exit_rows<SB>(),
           out<&SB::grad_pre>("grad_pre", "F32[T,n]"), gradients_of_exit_coefficients<SB>(),
-          gradients_of_sublayer<SB>());
+          gradients_of_sublayer<SB>(), flops_of_entry_bwd("!next_mixes"), flops_of_exit_bwd());
 
 // --- calls of classic and single_pass ---
 
@@ -237,7 +248,11 @@ constexpr auto kBroadcastForwardTable = table(
     out<&BF::residual>("residual", "A[T,n,d]"), out<&BF::layer_input>("layer_input", "A[T,d]"),
     out<&BF::state, &MixState::pre>("pre", "F32[T,n]"), out<&BF::post>("post", "F32[T,n]"),
     out<&BF::state, &MixState::comb>("comb", "F32[T,n,n]"), saved_sums<&BF::state>(kOwnState),
-    all_or_none("mixes mul sqr comb_logits"));
+    all_or_none("mixes mul sqr comb_logits"),
+    // The parts of fn are added once; so the projection is d wide.
+    flops("N*K"), flops("T*(2*d*(N+1)+5*N)"), flops("T*((2*repeat-1)*(2*n*n+n)+4*n*n)"),
+    flops("2*T*n*d", "form=classic"), flops("N*K", "norm_weight"),
+    flops("4*T*d", "layer_norm_weight"));
 
 constexpr auto kBroadcastBackwardTable =
     table("mhc.seam_broadcast_bwd", "models 1.3", "gradients of seam_broadcast_fwd",
@@ -249,7 +264,11 @@ constexpr auto kBroadcastBackwardTable =
           in<&BB::hidden>("hidden", "A[T,d]"), weights_of_sublayer<BB>(), targets_of_sublayer<BB>(),
           saved_state<&BB::state>(kOwnState), all_or_none("pre mixes mul sqr comb_logits comb"),
           rules_of_sublayer<BB>(), attribute<&BB::form>("form", "classic/single_pass"),
-          out<&BB::grad_hidden>("grad_hidden", "A[T,d]"), gradients_of_sublayer<BB>());
+          out<&BB::grad_hidden>("grad_hidden", "A[T,d]"), gradients_of_sublayer<BB>(), flops("N*K"),
+          flops("T*d*(4*N+2+n)"), flops("4*T*n*d", "form=classic"), flops("T*(3*N+5+n*(4*n+21))"),
+          flops("3*T*((2*repeat-1)*(2*n*n+n)+4*n*n)"), flops("4*N*K", "norm_weight"),
+          flops("8*T*d", "layer_norm_weight"), flops("T*(2*d*(N+1)+5*N)", "!mixes"),
+          flops("T*((2*repeat-1)*(2*n*n+n)+4*n*n)", "!mixes"));
 
 // n follows from N = n*n + 2n; K must too.
 template <class P, const Table& table>
