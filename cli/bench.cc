@@ -5,7 +5,7 @@
 #include <cstring>
 #include <functional>
 
-#include "cli/integers.h"
+#include "cli/cost.h"
 #include "core/cuda_timing.h"
 #include "core/tensor_bytes.h"
 #include "ehc/error.h"
@@ -16,12 +16,6 @@ namespace {
 
 constexpr double kWorkingSet = 1.25e9;  // bytes: several times the largest last-level cache
 constexpr int kMostCopies = 64;
-
-int64_t count_rows(const Tensor& indices) {
-  int64_t rows = 0;
-  for (int64_t i = 0; i < indices.numel(); ++i) rows += integer_at(indices, i) >= 0 ? 1 : 0;
-  return rows;
-}
 
 double seconds_of(const Context& context, const std::function<void()>& work) {
   if (context.device() == Device::cuda) {
@@ -34,35 +28,7 @@ double seconds_of(const Context& context, const std::function<void()>& work) {
 
 }  // namespace
 
-double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs) {
-  const Schema& schema = inputs.op().schema;
-  const Tensor* addresses = nullptr;
-  for (const std::string_view name : {"indices", "ids"}) {
-    const int index = schema.tensor_index(name, false);
-    if (index >= 0) addresses = &inputs.tensors()[static_cast<size_t>(index)];
-  }
-  const bool has_passes = schema.workspace_traffic.count > 0;
-  double bytes = has_passes ? static_cast<double>(inputs.value_of(schema.workspace_traffic)) : 0;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const TensorSpec& spec = schema.tensors[i];
-    const Tensor& t = spec.is_output ? outputs[i] : inputs.tensors()[i];
-    if (!t.present()) continue;
-    const Expression first = spec.shape.rank > 0 ? spec.shape.dims[0] : Expression{};
-    const bool is_table = first.is_symbol() && (first.steps[0].value == symbol("rows") ||
-                                                first.steps[0].value == symbol("V"));
-    const bool is_target = spec.name.ends_with("_acc");
-    if (!spec.is_output && is_table && !is_target && addresses != nullptr) {
-      const size_t row_bytes = t.shape[0] > 0 ? bytes_of(t) / static_cast<size_t>(t.shape[0]) : 0;
-      bytes += static_cast<double>(row_bytes) * static_cast<double>(count_rows(*addresses));
-    } else {
-      bytes += static_cast<double>(bytes_of(t));
-    }
-  }
-  return bytes;
-}
-
 BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context_(context) {
-  const Schema& schema = inputs.op().schema;
   const auto copies = [&] {
     if (inputs.line().get("resident") == "true") return 1;
     const double fit = kWorkingSet / std::max(1.0, bytes_);
@@ -71,9 +37,9 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
   size_t workspace = 0;
   for (int copy = 0; copy == 0 || copy < copies(); ++copy) {
     DynamicCall& call = calls_.emplace_back(inputs.op());
-    inputs.set_attributes(call);
-    for (size_t i = 0; i < schema.tensors.size(); ++i) {
-      if (!schema.tensors[i].is_output) call.tensor(i) = inputs.tensors()[i];
+    inputs.prepare(call);
+    for (size_t i = 0; i < call.slots(); ++i) {
+      if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
     }
     const std::vector<Tensor> made = call.outputs();
     const auto place = [&](size_t i, const Tensor& like, const void* data) {
@@ -89,17 +55,17 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
       t.device = context_.device();
       t.device_index = static_cast<int8_t>(context_.device_index());
     };
-    for (size_t i = 0; i < schema.tensors.size(); ++i) {
-      if (!schema.tensors[i].is_output && inputs.tensors()[i].present()) {
-        place(i, inputs.tensors()[i], inputs.tensors()[i].data);
-      }
-      if (schema.tensors[i].is_output && made[i].present()) place(i, made[i], nullptr);
+    for (size_t i = 0; i < call.slots(); ++i) {
+      const Tensor& input = inputs.tensors()[i];
+      if (!call.spec_of(i).is_output && input.present()) place(i, input, input.data);
+      if (call.spec_of(i).is_output && made[i].present()) place(i, made[i], nullptr);
     }
     for (const auto& [output, input] : call.shared_memory()) {
       if (made[output].present()) call.tensor(output) = call.tensor(input);
     }
     if (copy == 0) {
-      bytes_ = bytes_moved(inputs, made);
+      bytes_ = traffic_of(inputs, made).total();
+      flops_ = static_cast<double>(call.flops());
       context_.set_implementation({});
       workspace = call.plan(context_).workspace_bytes;
     }
@@ -142,9 +108,9 @@ Timing BenchCase::time(const std::string& implementation, double seconds) {
 CallCost time_call(const CaseInputs& inputs, Context& context) {
   const Operator& op = inputs.op();
   DynamicCall call(op);
-  inputs.set_attributes(call);
-  for (size_t i = 0; i < op.schema.tensors.size(); ++i) {
-    if (!op.schema.tensors[i].is_output) call.tensor(i) = inputs.tensors()[i];
+  inputs.prepare(call);
+  for (size_t i = 0; i < call.slots(); ++i) {
+    if (!call.spec_of(i).is_output) call.tensor(i) = inputs.tensors()[i];
   }
   std::vector<Buffer> memory;
   const std::vector<Tensor> made = call.outputs();

@@ -1,6 +1,7 @@
 // Timing of cases.
 #pragma once
 
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -16,23 +17,21 @@ struct Timing {
   int64_t repeats = 0;
 };
 
-// Bytes that a call must move: every present input once, of tables that indices address only the
-// rows touched, every output once (in place, too, an element is read and written), and the passes
-// over the workspace that the table names. `outputs` by tensor index.
-double bytes_moved(const CaseInputs& inputs, const std::vector<Tensor>& outputs);
-
 // A case in memory on a context, as often as it takes to keep it out of the caches.
 class BenchCase {
  public:
   BenchCase(const CaseInputs& inputs, const Context& context);
   [[nodiscard]] double bytes() const { return bytes_; }
+  // Operations, of an operator that says how many; else 0.
+  [[nodiscard]] double flops() const { return flops_; }
   // `implementation` empty: the library's choice. Repeats for `seconds`, at least once.
   Timing time(const std::string& implementation, double seconds);
 
  private:
   Context context_;
   double bytes_ = 0;
-  std::vector<DynamicCall> calls_;
+  double flops_ = 0;
+  std::deque<DynamicCall> calls_;
   std::vector<Buffer> memory_;
   Buffer workspace_;
 };

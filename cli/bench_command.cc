@@ -10,6 +10,7 @@
 #include "cli/bench.h"
 #include "cli/commands.h"
 #include "cli/copy_rate.h"
+#include "cli/fma_rate.h"
 #include "cli/output_path.h"
 #include "cli/progress.h"
 #include "cli/selection.h"
@@ -38,6 +39,7 @@ struct Options {
 struct Row {
   std::string line;
   double bytes = 0;
+  double flops = 0;  // 0: none in floating point
   double tokens = 0;
   Timing timing;
   double reference_seconds = 0;  // 0: the reference was not timed
@@ -72,7 +74,13 @@ std::string time_text(double seconds) {
   return fmt::format("{:.3f} s", seconds);
 }
 
-void print_rows(const std::vector<Row>& rows, double ceiling) {
+// The highest rates of this run.
+struct Ceilings {
+  double copy = 0;  // bytes per second
+  double fma = 0;   // operations per second; 0: not measured
+};
+
+void print_rows(const std::vector<Row>& rows, const Ceilings& ceilings) {
   std::string line;
   for (const Row& row : rows) {
     if (row.line != line) {
@@ -83,13 +91,16 @@ void print_rows(const std::vector<Row>& rows, double ceiling) {
     const double rate = row.bytes / t.best;
     const std::string factor =
         row.reference_seconds > 0 ? fmt::format("{:.2f}", row.reference_seconds / t.best) : "-";
-    fmt::print("  {:<16} {:>12} {:>12} {:>10.2f} {:>8.3f} {:>12.4g} {:>12}\n", t.implementation,
-               time_text(t.best), time_text(t.median), rate * 1e-9, rate / ceiling,
-               row.tokens / t.best, factor);
+    const std::string of_fma = row.flops > 0 && ceilings.fma > 0
+                                   ? fmt::format("{:.3f}", row.flops / t.best / ceilings.fma)
+                                   : "-";
+    fmt::print("  {:<16} {:>12} {:>12} {:>10.2f} {:>8.3f} {:>8} {:>12.4g} {:>12}\n",
+               t.implementation, time_text(t.best), time_text(t.median), rate * 1e-9,
+               rate / ceilings.copy, of_fma, row.tokens / t.best, factor);
   }
 }
 
-Json to_json(const Row& row, double ceiling) {
+Json to_json(const Row& row, const Ceilings& ceilings) {
   const Timing& t = row.timing;
   Json out = {{"op", row.line.substr(0, row.line.find(' '))},
               {"case", row.line},
@@ -99,8 +110,10 @@ Json to_json(const Row& row, double ceiling) {
               {"repeats", t.repeats},
               {"bytes", row.bytes},
               {"bytes_per_second", row.bytes / t.best},
-              {"share_of_copy", row.bytes / t.best / ceiling},
+              {"share_of_copy", row.bytes / t.best / ceilings.copy},
               {"tokens_per_second", row.tokens / t.best}};
+  if (row.flops > 0) out["flops_per_second"] = row.flops / t.best;
+  if (row.flops > 0 && ceilings.fma > 0) out["share_of_fma"] = row.flops / t.best / ceilings.fma;
   if (row.reference_seconds > 0) out["times_reference"] = row.reference_seconds / t.best;
   return out;
 }
@@ -112,7 +125,7 @@ std::vector<Row> time_case(const Operator& op, const CaseLine& line, const Conte
   std::vector<Row> rows;
   double reference = 0;
   for (const std::string& name : implementations(op, o, context.device())) {
-    Row row{line.text(), bench.bytes(), static_cast<double>(inputs.tokens()), {}, 0};
+    Row row{line.text(), bench.bytes(), bench.flops(), static_cast<double>(inputs.tokens()), {}, 0};
     row.timing = bench.time(name, o.seconds);
     if (row.timing.implementation.empty()) continue;
     if (row.timing.implementation == "reference") reference = row.timing.best;
@@ -144,11 +157,12 @@ void run(const Options& o) {
   Json results = Json::array();
   Json calls = Json::array();
   size_t done = 0;
-  double ceiling = 0;
+  Ceilings ceilings;
   Progress progress("bench", lines.size());
   CopyRate copy(context);
-  fmt::print("{:<18} {:>12} {:>12} {:>10} {:>8} {:>12} {:>12}\n", "", "best", "median", "GB/s",
-             "of copy", "tokens/s", "x reference");
+  FmaRate fma(context);
+  fmt::print("{:<18} {:>12} {:>12} {:>10} {:>8} {:>8} {:>12} {:>12}\n", "", "best", "median",
+             "GB/s", "of copy", "of FMA", "tokens/s", "x reference");
   for (const Operator* op : operators) {
     std::vector<Row> rows;
     bool any = false;
@@ -165,30 +179,37 @@ void run(const Options& o) {
         calls.push_back({{"case", line.text()}, {"check_ns", cost.check}, {"call_ns", cost.call}});
         continue;
       }
-      if (!any) ceiling = copy.measure();
+      if (!any) ceilings.copy = copy.measure();
+      if (context.device() == Device::cpu) ceilings.fma = fma.measure();
       any = true;
       for (Row& row : time_case(*op, line, context, o)) rows.push_back(std::move(row));
     }
     if (!any) continue;
-    ceiling = copy.measure();
+    ceilings.copy = copy.measure();
+    if (context.device() == Device::cpu) ceilings.fma = fma.measure();
     progress.clear();
-    print_rows(rows, ceiling);
+    print_rows(rows, ceilings);
     std::fflush(stdout);
-    for (const Row& row : rows) results.push_back(to_json(row, ceiling));
+    for (const Row& row : rows) results.push_back(to_json(row, ceilings));
   }
   if (results.empty() && calls.empty()) {
     throw UsageError("bench: no implementation '" + o.implementation + "' on device " + o.device +
                      " ran any case");
   }
-  if (ceiling > 0) {
-    fmt::print("copy: {:.2f} GB/s read and written ({}, {} threads)\n", ceiling * 1e-9,
-               copy.best_way(), context.executor().concurrency());
+  const int threads = context.executor().concurrency();
+  if (ceilings.copy > 0) {
+    fmt::print("copy: {:.2f} GB/s read and written ({}, {} threads)\n", ceilings.copy * 1e-9,
+               copy.best_way(), threads);
+  }
+  if (ceilings.fma > 0) {
+    fmt::print("fp32 FMA: {:.0f} GFLOP/s ({} threads)\n", ceilings.fma * 1e-9, threads);
   }
   if (o.json.empty()) return;
   const Json all = {{"version", EHC_VERSION_STRING},
                     {"device", o.device == "cuda" ? cuda_support::describe_device(0) : "cpu"},
-                    {"threads", context.executor().concurrency()},
-                    {"copy_bytes_per_second", ceiling},
+                    {"threads", threads},
+                    {"copy_bytes_per_second", ceilings.copy},
+                    {"fma_flops_per_second", ceilings.fma},
                     {"copy_way", copy.best_way()},
                     {"results", results},
                     {"calls", calls}};

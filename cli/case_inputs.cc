@@ -75,21 +75,23 @@ int64_t CaseInputs::value_of(const Expression& e) const {
   return v.solvable && v.unknown < 0 ? v.value : -1;
 }
 
-CaseInputs::CaseInputs(const Operator& op, const CaseLine& line) : op_(op), line_(line) {
+CaseInputs::CaseInputs(const Operator& op, const CaseLine& line, CaseValues values)
+    : op_(op), line_(line), case_values_(values) {
   const size_t count = op.schema.tensors.size();
   present_.resize(count);
   dtypes_.resize(count, DType::none);
-  tensors_.resize(count);
   read_settings();
   choose_inputs();
   relate_symbols();
-  for (size_t i = 0; i < count; ++i) {
-    if (present_[i]) make_tensor(i);
+  number_slots();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (present_[slots_[i].position]) make_tensor(i);
   }
-  for (size_t i = 0; i < count; ++i) {
-    if (present_[i]) fill(i);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Tensor& t = tensors_[i];
+    if (t.present() && (has_all_values() || is_integer(t.dtype))) fill(i);
   }
-  hide_masked_rows();
+  if (has_all_values()) hide_masked_rows();
 }
 
 void CaseInputs::fail_case(const std::string& what) const {
@@ -196,9 +198,24 @@ void CaseInputs::relate_symbols() {
   }
 }
 
-void CaseInputs::make_tensor(size_t index) {
-  const TensorSpec& spec = op_.schema.tensors[index];
-  const DType type = dtypes_[index] != DType::none ? dtypes_[index] : first_type(spec);
+// A list that is absent has no slots, one of outputs as many as its length says.
+void CaseInputs::number_slots() {
+  for (size_t i = 0; i < op_.schema.tensors.size(); ++i) {
+    const TensorSpec& spec = op_.schema.tensors[i];
+    int64_t count = 1;
+    if (spec.is_list) {
+      count = spec.is_output || present_[i] ? value_of(spec.length) : 0;
+      if (count < 0) fail_case("'" + std::string(spec.name) + "': its length has no value");
+    }
+    for (int64_t e = 0; e < count; ++e) slots_.push_back({i, static_cast<size_t>(e)});
+  }
+  tensors_.resize(slots_.size());
+}
+
+void CaseInputs::make_tensor(size_t slot) {
+  const TensorSpec& spec = spec_of(slot);
+  const DType chosen = dtypes_[slots_[slot].position];
+  const DType type = chosen != DType::none ? chosen : first_type(spec);
   int64_t shape[kMaxRank] = {};
   int rank = 0;
   double elements = 1;
@@ -222,26 +239,45 @@ void CaseInputs::make_tensor(size_t index) {
   if (elements * static_cast<double>(size_of(type)) > 0x1p46) {
     fail_case("tensor '" + std::string(spec.name) + "': larger than 64 TiB");
   }
-  Tensor& t = tensors_[index];
+  Tensor& t = tensors_[slot];
   t = Tensor(nullptr, type, shape, rank);
-  memory_.emplace_back(Context::cpu(1), static_cast<size_t>(t.numel()) * size_of(type));
-  t.data = memory_.back().data();
+  const size_t bytes = static_cast<size_t>(t.numel()) * size_of(type);
+  if (has_all_values() || is_integer(type)) {
+    t.data = memory_.emplace_back(Context::cpu(1), bytes).data();
+  } else {
+    t.data = addresses_.emplace_back(bytes).data();
+  }
 }
 
 void CaseInputs::set_attributes(DynamicCall& call) const {
   for (const auto& [name, text] : attributes_) call.set_attribute_text(name, text);
 }
 
-void CaseInputs::fill(size_t index) {
-  const TensorSpec& spec = op_.schema.tensors[index];
+void CaseInputs::prepare(DynamicCall& call) const {
+  set_attributes(call);
+  for (const Slot& slot : slots_) {
+    if (op_.schema.tensors[slot.position].is_list) {
+      call.set_list_length(slot.position, slot.element + 1);
+    }
+  }
+}
+
+void CaseInputs::bind(DynamicCall& call) const {
+  prepare(call);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (!call.spec_of(i).is_output) call.tensor(i) = tensors_[i];
+  }
+}
+
+void CaseInputs::fill(size_t slot) {
   const std::string seed_text = line_.get("data", "1");
   const auto seed = parse_integer(seed_text);
   if (!seed) fail_case("data: expected an integer, got '" + seed_text + "'");
-  const uint64_t stream = random_stream(static_cast<uint64_t>(*seed), spec.name);
-  if (is_integer(tensors_[index].dtype)) {
-    fill_integers(index, stream);
+  const uint64_t stream = random_stream(static_cast<uint64_t>(*seed), name_of(slot));
+  if (is_integer(tensors_[slot].dtype)) {
+    fill_integers(slot, stream);
   } else {
-    fill_floats(index, stream);
+    fill_floats(slot, stream);
   }
 }
 
@@ -287,18 +323,17 @@ void fill_text(const Tensor& t, uint64_t seed) {
 }  // namespace
 
 // Meaning by the tensor's name; anything else is uniform in [0, 100].
-void CaseInputs::fill_integers(size_t index, uint64_t seed) {
-  const Tensor& t = tensors_[index];
-  const std::string name(op_.schema.tensors[index].name);
+void CaseInputs::fill_integers(size_t slot, uint64_t seed) {
+  const Tensor& t = tensors_[slot];
+  const std::string name(spec_of(slot).name);
   const int64_t count = t.numel();
   const bool extreme = line_.get("fill") == "extreme";
   if (name == "cu_seqlens") return fill_boundaries(t, tokens(), seed);
   if (name == "text_offsets") return fill_boundaries(t, value_of(symbol("text_bytes")), seed);
   if (name == "raw_offsets") return fill_boundaries(t, value_of(symbol("raw_bytes")), seed);
   if (name == "texts" || name == "raw_tokens") return fill_text(t, seed);
-  const int sizes = op_.schema.tensor_index("vocab_sizes", false);
-  if (name == "offsets" && sizes >= 0) {
-    return fill_offsets(t, tensors_[static_cast<size_t>(sizes)]);
+  if (const Tensor* sizes = input("vocab_sizes"); name == "offsets" && sizes != nullptr) {
+    return fill_offsets(t, *sizes);
   }
   if (name == "image_token_mask") {
     const std::string pattern = line_.get("mask", "alternating");
@@ -376,10 +411,10 @@ struct Law {
 
 }  // namespace
 
-void CaseInputs::fill_floats(size_t index, uint64_t seed) {
-  const Tensor& t = tensors_[index];
-  const TensorSpec& spec = op_.schema.tensors[index];
-  const std::string_view name = spec.name;
+void CaseInputs::fill_floats(size_t slot, uint64_t seed) {
+  const Tensor& t = tensors_[slot];
+  const TensorSpec& spec = spec_of(slot);
+  const std::string_view name = spec.is_list ? spec.name.substr(0, spec.name.find('.')) : spec.name;
   const std::string kind = line_.get("fill", "normal");
   if (kind != "normal" && kind != "extreme" && kind != "zero" && kind != "nan" && kind != "inf") {
     fail_case("fill: expected normal, extreme, zero, nan or inf, got '" + kind + "'");
@@ -434,19 +469,25 @@ void CaseInputs::fill_floats(size_t index, uint64_t seed) {
 
 // The contract: rows of masked tokens are never read. NaN there shows whoever does.
 void CaseInputs::hide_masked_rows() {
-  const int mask_index = op_.schema.tensor_index("image_token_mask", false);
-  if (mask_index < 0 || !present_[static_cast<size_t>(mask_index)]) return;
-  const Tensor& mask = tensors_[static_cast<size_t>(mask_index)];
+  const Tensor* mask = input("image_token_mask");
+  if (mask == nullptr) return;
   for (const std::string_view name : {"kv", "key", "value", "gated_value"}) {
-    const int index = op_.schema.tensor_index(name, false);
-    if (index < 0 || !present_[static_cast<size_t>(index)]) continue;
-    const Tensor& t = tensors_[static_cast<size_t>(index)];
-    const int64_t row = tokens() > 0 ? t.numel() / tokens() : 0;
+    const Tensor* t = input(name);
+    if (t == nullptr) continue;
+    const int64_t row = tokens() > 0 ? t->numel() / tokens() : 0;
     for (int64_t i = 0; i < tokens() * row; ++i) {
-      if (mask.as<uint8_t>()[i / row] == 0) continue;
-      store_float(t.data, t.dtype, i, std::numeric_limits<float>::quiet_NaN());
+      if (mask->as<uint8_t>()[i / row] == 0) continue;
+      store_float(t->data, t->dtype, i, std::numeric_limits<float>::quiet_NaN());
     }
   }
+}
+
+const Tensor* CaseInputs::input(std::string_view name) const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const TensorSpec& spec = spec_of(i);
+    if (!spec.is_output && spec.name == name && tensors_[i].present()) return &tensors_[i];
+  }
+  return nullptr;
 }
 
 }  // namespace ehc::cli

@@ -89,13 +89,11 @@ bool PlacedTensor::intact(bool values) const {
 
 RunResult run_case(const CaseInputs& inputs, const std::vector<Tensor>& tensors, Context& context,
                    const RunOptions& options) {
-  const Operator& op = inputs.op();
-  const Schema& schema = op.schema;
   RunResult result;
-  DynamicCall call(op);
-  inputs.set_attributes(call);
+  DynamicCall call(inputs.op());
+  inputs.prepare(call);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!schema.tensors[i].is_output) call.tensor(i) = tensors[i];
+    if (!call.spec_of(i).is_output) call.tensor(i) = tensors[i];
   }
   const std::vector<Tensor> made = call.outputs();
 
@@ -106,10 +104,11 @@ RunResult run_case(const CaseInputs& inputs, const std::vector<Tensor>& tensors,
   }
   bool aliased = false;
   for (size_t i = 0; i < tensors.size() && options.layout == Layout::aliased; ++i) {
-    const int input = schema.tensors[i].alias_index;
-    if (!made[i].present() || input < 0 || home[i] >= 0) continue;
-    if (!same_view_shape(made[i], tensors[static_cast<size_t>(input)])) continue;
-    home[i] = input;
+    const int alias = call.spec_of(i).alias_index;
+    if (!made[i].present() || alias < 0 || home[i] >= 0) continue;
+    const size_t input = call.slot_at(static_cast<size_t>(alias));
+    if (!same_view_shape(made[i], tensors[input])) continue;
+    home[i] = static_cast<int>(input);
     aliased = true;
   }
   if (options.layout == Layout::aliased && !aliased) {
@@ -122,13 +121,13 @@ RunResult run_case(const CaseInputs& inputs, const std::vector<Tensor>& tensors,
   std::vector<bool> is_written(tensors.size());
   const auto place = [&](size_t i, const Tensor& like, bool leads) {
     at[i] = static_cast<int>(placed.size());
-    placed.emplace_back(context, like, options.layout, schema.tensors[i].is_packed,
+    placed.emplace_back(context, like, options.layout, call.spec_of(i).is_packed,
                         leads ? inputs.lead_rank() : 1, options.poison);
     call.tensor(i) = placed.back().view();
   };
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const TensorSpec& spec = schema.tensors[i];
-    const bool leads = schema.flattens && spec.shape.leads_with_tokens();
+    const TensorSpec& spec = call.spec_of(i);
+    const bool leads = call.schema().flattens && spec.shape.leads_with_tokens();
     if (!spec.is_output && tensors[i].present()) place(i, tensors[i], leads);
     if (!spec.is_output || !made[i].present()) continue;
     if (home[i] < 0) {
@@ -159,14 +158,13 @@ RunResult run_case(const CaseInputs& inputs, const std::vector<Tensor>& tensors,
     if (at[i] < 0) continue;
     const PlacedTensor& p = placed[static_cast<size_t>(at[i])];
     if (!p.intact(!is_written[static_cast<size_t>(at[i])])) {
-      result.damage = "memory of '" + std::string(schema.tensors[i].name) +
-                      "' was written that is not an output's";
+      result.damage = "memory of '" + call.name_of(i) + "' was written that is not an output's";
     }
-    if (!schema.tensors[i].is_output) continue;
+    if (!call.spec_of(i).is_output) continue;
     Tensor t = made[i];
     result.memory.push_back(p.elements());
     t.data = result.memory.back().data();
-    cut_to_unique_rows(schema.tensors[i], t, unique_rows);
+    cut_to_unique_rows(call.spec_of(i), t, unique_rows);
     result.outputs.push_back({i, t});
   }
   return result;

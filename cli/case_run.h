@@ -47,8 +47,8 @@ struct RunOptions {
 
 struct RunResult {
   struct Output {
-    size_t index = 0;  // in the table
-    Tensor tensor;     // contiguous, in host memory
+    size_t slot = 0;
+    Tensor tensor;  // contiguous, in host memory
   };
   std::string refusal;  // the implementation or the layout does not take this call
   std::string damage;   // memory was written that is not an output's
@@ -56,7 +56,7 @@ struct RunResult {
   std::vector<std::vector<std::byte>> memory;
 };
 
-// Runs a case on a context. `inputs` by tensor index; contract violations throw.
+// Runs a case on a context. `tensors` by slot; contract violations throw.
 RunResult run_case(const CaseInputs& inputs, const std::vector<Tensor>& tensors, Context& context,
                    const RunOptions& options);
 

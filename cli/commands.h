@@ -30,5 +30,8 @@ void add_check_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_pipeline_command(CLI::App& app);
 void add_train_command(CLI::App& app);
+void add_advise_command(CLI::App& app);
+void add_gain_command(CLI::App& app);
+void add_plan_command(CLI::App& app);
 
 }  // namespace ehc::cli

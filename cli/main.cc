@@ -55,6 +55,9 @@ int run(int argc, char** argv) {
   ehc::cli::add_layout_command(app);
   ehc::cli::add_pipeline_command(app);
   ehc::cli::add_train_command(app);
+  ehc::cli::add_advise_command(app);
+  ehc::cli::add_gain_command(app);
+  ehc::cli::add_plan_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
@@ -74,8 +77,9 @@ int run(int argc, char** argv) {
     print_error("memory: the tensors of this call do not fit");
     return ehc::cli::kUnavailable;
   } catch (const std::exception& e) {
-    print_error(e.what());
-    return std::ferror(stdout) != 0 ? ehc::cli::kFile : ehc::cli::kUnavailable;
+    const bool cannot_print = std::ferror(stdout) != 0;
+    print_error(cannot_print ? "standard output: cannot write" : e.what());
+    return cannot_print ? ehc::cli::kFile : ehc::cli::kUnavailable;
   }
   return ehc::cli::kDone;
 }

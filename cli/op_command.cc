@@ -33,18 +33,6 @@ struct Options {
   bool as_json = false;
 };
 
-Settings split_settings(const std::vector<std::string>& texts) {
-  Settings settings;
-  for (const std::string& text : texts) {
-    const size_t equals = text.find('=');
-    if (equals == std::string::npos || equals == 0) {
-      throw UsageError("--set: expected key=value, got '" + text + "'");
-    }
-    settings.emplace_back(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return settings;
-}
-
 void require_known_implementation(const Operator& op, const std::string& wanted) {
   if (wanted.empty()) return;
   std::string known;
@@ -97,13 +85,12 @@ void run(const Options& o) {
     return;
   }
   if (o.name.empty()) throw UsageError("op: expected an operator name; see 'ehc op --list'");
-  const Operator* op = find_operator(o.name);
-  if (op == nullptr) throw UsageError("unknown operator '" + o.name + "'; see ehc op --list");
+  const Operator* op = select_operators({o.name}).front();
   if (o.device != "cpu" && o.device != "cuda") {
     throw UsageError("--device: expected cpu or cuda, got '" + o.device + "'");
   }
   require_known_implementation(*op, o.implementation);
-  const Settings settings = split_settings(o.set);
+  const Settings settings = split_settings("--set", o.set);
   bool has_inputs = false;
   for (const TensorSpec& s : op->schema.tensors) has_inputs = has_inputs || !s.is_output;
   if (o.in.empty() && (has_inputs || o.check)) throw UsageError(o.name + ": missing --in");

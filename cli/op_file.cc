@@ -168,7 +168,6 @@ Buffer poisoned(const Context& context, size_t bytes) {
 OpResult run_call(DynamicCall& call, Device device, const std::string& implementation,
                   int threads) {
   const Context host = Context::cpu(1);
-  const Schema& schema = call.schema();
   const std::vector<Tensor> made = call.outputs();
   OpResult result;
   const auto shared = call.shared_memory();
@@ -176,7 +175,8 @@ OpResult run_call(DynamicCall& call, Device device, const std::string& implement
   // Outputs in host memory; with `inplace`, the input moves into the output's memory.
   for (size_t i = 0; i < made.size(); ++i) {
     Tensor& t = call.tensor(i);
-    if (!schema.tensors[i].is_output) continue;
+    const TensorSpec& spec = call.spec_of(i);
+    if (!spec.is_output) continue;
     t = made[i];
     if (!t.present()) continue;
     result.memory.push_back(poisoned(host, bytes_of(t)));
@@ -187,8 +187,7 @@ OpResult run_call(DynamicCall& call, Device device, const std::string& implement
       if (bytes_of(source) > 0) std::memcpy(t.data, source.data, bytes_of(source));
       source = t;
     }
-    result.outputs.push_back(
-        {std::string(schema.tensors[i].name), t, schema.tensors[i].name.ends_with("_partial")});
+    result.outputs.push_back({i, call.name_of(i), t, spec.name.ends_with("_partial")});
   }
   call.check(Device::cpu, 0);
 
@@ -196,7 +195,7 @@ OpResult run_call(DynamicCall& call, Device device, const std::string& implement
   context.set_implementation(implementation);
   std::vector<Buffer> on_device;
   if (device == Device::cuda) {
-    for (size_t i = 0; i < schema.tensors.size(); ++i) {
+    for (size_t i = 0; i < call.slots(); ++i) {
       Tensor& t = call.tensor(i);
       if (!t.present()) continue;
       const void* home = t.data;
@@ -220,7 +219,7 @@ OpResult run_call(DynamicCall& call, Device device, const std::string& implement
   synchronize(context);
   if (device == Device::cuda) {
     for (OpResult::Output& output : result.outputs) {
-      const Tensor& t = call.tensor(static_cast<size_t>(schema.tensor_index(output.name, true)));
+      const Tensor& t = call.tensor(output.slot);
       for (const Buffer& buffer : on_device) {
         if (buffer.data() == t.data) buffer.download(output.tensor.data);
       }
@@ -228,8 +227,7 @@ OpResult run_call(DynamicCall& call, Device device, const std::string& implement
   }
   int64_t unique_rows = 0;
   for (OpResult::Output& output : result.outputs) {
-    const auto index = static_cast<size_t>(schema.tensor_index(output.name, true));
-    cut_to_unique_rows(schema.tensors[index], output.tensor, unique_rows);
+    cut_to_unique_rows(call.spec_of(output.slot), output.tensor, unique_rows);
   }
   return result;
 }

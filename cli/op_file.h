@@ -33,6 +33,7 @@ std::map<std::string, Tolerance> bind_op_file(DynamicCall& call, const OpFile& f
 // Outputs of one run, in host memory.
 struct OpResult {
   struct Output {
+    size_t slot = 0;
     std::string name;
     Tensor tensor;
     bool partial = false;  // compared after summing over the first axis

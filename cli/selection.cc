@@ -16,6 +16,19 @@ std::vector<const Operator*> select_operators(const std::vector<std::string>& na
   return list;
 }
 
+std::vector<std::pair<std::string, std::string>> split_settings(
+    const std::string& option, const std::vector<std::string>& texts) {
+  std::vector<std::pair<std::string, std::string>> settings;
+  for (const std::string& text : texts) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      throw UsageError(option + ": expected key=value, got '" + text + "'");
+    }
+    settings.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return settings;
+}
+
 std::vector<CaseLine> select_cases(std::span<const CaseText> texts, const std::string& path) {
   std::vector<CaseLine> lines = load_cases(texts, path);
   for (const CaseLine& line : lines) {

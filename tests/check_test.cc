@@ -10,6 +10,7 @@
 #include <set>
 
 #include "cli/bench.h"
+#include "cli/cost.h"
 #include "cli/selection.h"
 #include "core/float_formats.h"
 #include "core/parallel.h"
@@ -401,11 +402,8 @@ double bytes_of_case(const std::string& text) {
   if (op == nullptr) throw Error(ErrorKind::contract, "no operator " + line.op);
   const CaseInputs inputs(*op, line);
   DynamicCall call(*op);
-  inputs.set_attributes(call);
-  for (size_t i = 0; i < inputs.tensors().size(); ++i) {
-    if (!op->schema.tensors[i].is_output) call.tensor(i) = inputs.tensors()[i];
-  }
-  return bytes_moved(inputs, call.outputs());
+  inputs.bind(call);
+  return traffic_of(inputs, call.outputs()).total();
 }
 
 TEST(Bytes, FollowTheContract) {

@@ -112,13 +112,14 @@ typedef struct ehc_op_info {
 /* One tensor of an operator's table. Inputs and outputs have positions of one common sequence; an
    input and an output may share a name. */
 typedef struct ehc_tensor_info {
-  const char* name;
+  const char* name;        /* of a list "pre.L": its tensors are named "pre.0", "pre.1" and so on */
   const char* pattern;     /* types and shape as the table writes them: "A[T,n,d]" */
   const ehc_dtype* dtypes; /* every type that some call allows */
   size_t dtype_count;
   int32_t is_output;
   int32_t is_optional;
   int32_t is_contiguous; /* strides are not free */
+  int32_t is_list;       /* its tensors are given by name, without gaps */
   const char* condition; /* output: when it is made, e.g. "save|mode=stats"; "" = always */
   int32_t alias;         /* output: position of the input that it may share memory with, or -1 */
 } ehc_tensor_info;
@@ -189,8 +190,9 @@ typedef struct ehc_named_tensor {
 /* Arguments of one call. Tensors come by position, by name, or both (a name then wins). Attributes
    not given keep their defaults. Zero-initialise what you do not use. */
 typedef struct ehc_arguments {
-  const ehc_tensor* const* tensors; /* by position of the table; NULL entries are absent */
-  size_t tensor_count;              /* entries of `tensors`; missing ones are absent */
+  const ehc_tensor* const*
+      tensors;         /* by position of the table; NULL entries are absent, and lists */
+  size_t tensor_count; /* entries of `tensors`; missing ones are absent */
   const ehc_named_tensor* named_tensors;
   size_t named_tensor_count;
   const ehc_attribute* attributes;
@@ -210,8 +212,9 @@ typedef struct ehc_layout {
 } ehc_layout;
 
 /* Checks attributes and inputs (data may be null) and fills layouts[0 .. layout_count), by position
-   of the table; entries of inputs have bits == 0. layout_count must be the operator's
-   tensor_count. Outputs among the arguments are ignored. */
+   of the table; entries of inputs have bits == 0, that of a list is the layout of each of its
+   tensors. layout_count must be the operator's tensor_count. Outputs among the arguments are
+   ignored. */
 EHC_API ehc_status ehc_infer_outputs(const ehc_operator* op, const ehc_arguments* arguments,
                                      ehc_layout* layouts, size_t layout_count);
 

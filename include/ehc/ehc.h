@@ -6,6 +6,7 @@
 #include "ehc/engram.h"
 #include "ehc/error.h"
 #include "ehc/memory.h"
+#include "ehc/mhc.h"
 #include "ehc/table.h"
 #include "ehc/tensor.h"
 #include "ehc/text.h"

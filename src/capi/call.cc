@@ -25,14 +25,22 @@ void check_count(const Schema& schema, const char* what, size_t count, size_t mo
                    std::to_string(count));
 }
 
+constexpr size_t kMostNamed = size_t{1} << 16;  // tensors of an operator that has lists
+
 void set_tensors(DynamicCall& call, const ehc_arguments& arguments, const char* function) {
   const Schema& schema = call.schema();
   const auto tensors = list(arguments.tensors, arguments.tensor_count, function, "tensors");
   check_count(schema, "tensors", tensors.size(), schema.tensors.size());
-  check_count(schema, "named_tensors", arguments.named_tensor_count, schema.tensors.size());
+  check_count(schema, "named_tensors", arguments.named_tensor_count,
+              schema.lists != 0 ? kMostNamed : schema.tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i] == nullptr) continue;
-    call.tensor(i) = to_tensor(*tensors[i], schema, schema.tensors[i].name);
+    const TensorSpec& spec = schema.tensors[i];
+    if (spec.is_list) {
+      fail_tensor(schema, spec.name, "a list: named_tensors, '" + spec.name_of(0) + "' and so on",
+                  "a tensor by position");
+    }
+    call.tensor(call.slot_at(i)) = to_tensor(*tensors[i], schema, spec.name);
   }
   for (const ehc_named_tensor& named :
        list(arguments.named_tensors, arguments.named_tensor_count, function, "named_tensors")) {
@@ -130,7 +138,7 @@ ehc_status ehc_infer_outputs(const ehc_operator* op, const ehc_arguments* argume
     ehc::DynamicCall call(operator_of(op, "ehc_infer_outputs"));
     set_arguments(call, arguments, "ehc_infer_outputs");
     not_null(layouts, "ehc_infer_outputs", "layouts", "a place for them");
-    const std::vector<ehc::Tensor> outputs = call.outputs();
+    const std::vector<ehc::Tensor> outputs = call.output_types();
     if (layout_count != outputs.size()) {
       const std::string expected = std::to_string(outputs.size());
       fail_argument("ehc_infer_outputs", "layout_count", expected.c_str(),

@@ -25,6 +25,7 @@ ehc_tensor_info describe_tensor(ehc_operator& out, const TensorSpec& spec) {
           .is_output = spec.is_output,
           .is_optional = spec.is_optional,
           .is_contiguous = spec.is_packed,
+          .is_list = spec.is_list,
           .condition = keep(out, spec.condition_text),
           .alias = spec.is_output ? spec.alias_index : -1};
 }

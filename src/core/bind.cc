@@ -58,15 +58,33 @@ FrontDoor::FrontDoor(const Schema& schema, const Arguments& args)
 void FrontDoor::look_up_tensors(void* params) {
   size_t i = 0;
   for (const TensorSpec& spec : schema_.tensors) {
-    tensors_[i] = &spec.access(params);
-    present_ |= TensorSet{tensors_[i]->present()} << i;
+    if (spec.is_list) {
+      const std::span<const Tensor> list = spec.access_list(params);
+      tensors_[i] = const_cast<Tensor*>(list.data());
+      list_sizes_[i] = list.size();
+      present_ |= TensorSet{!list.empty()} << i;
+    } else {
+      tensors_[i] = &spec.access(params);
+      present_ |= TensorSet{tensors_[i]->present()} << i;
+    }
     ++i;
   }
 }
 
-void FrontDoor::mismatch(size_t index) const {
-  const TensorSpec& spec = schema_.tensors[index];
-  fail_tensor(schema_, spec.name, expected(spec), describe(*tensors_[index]));
+std::string FrontDoor::name_of(Place place) const {
+  return schema_.tensors[place.index].name_of(place.element);
+}
+
+void FrontDoor::refuse(Place place, const std::string& expected, const std::string& got) const {
+  fail_tensor(schema_, name_of(place), expected, got);
+}
+
+std::string FrontDoor::description(Place place) const {
+  return place.element < count(place.index) ? describe(at(place)) : "none";
+}
+
+void FrontDoor::mismatch(Place place) const {
+  refuse(place, expected(schema_.tensors[place.index]), description(place));
 }
 
 bool FrontDoor::holds(const Condition& c) const {
@@ -113,6 +131,7 @@ std::string FrontDoor::expected(const TensorSpec& spec) const {
   std::string out = types_text(allowed_types(spec)) + "[";
   const Shape& shape = shape_of(spec);
   for (uint8_t k = 0; k < shape.rank; ++k) {
+    if (shape.dims[k].optional_axis && bound_.optional_axis == 0) continue;
     if (k > 0) out += ',';
     if (k == 0 && shape.leads_with_tokens() && bound_.lead_rank > 1) {
       const std::string lead = shape_text(bound_.lead, bound_.lead_rank);
@@ -212,14 +231,13 @@ void FrontDoor::check_groups(bool outputs) const {
   }
 }
 
-void FrontDoor::set_symbol(size_t index, Symbol s, int64_t value) {
+void FrontDoor::set_symbol(Place place, Symbol s, int64_t value) {
   const SymbolInfo& info = kSymbols[s];
   if (value < info.least || value > info.most) {
     const std::string range = info.most == kUnlimited ? " >= " + std::to_string(info.least)
                                                       : " in [" + std::to_string(info.least) + "," +
                                                             std::to_string(info.most) + "]";
-    fail_tensor(schema_, schema_.tensors[index].name, std::string(info.name) + range,
-                describe(*tensors_[index]));
+    refuse(place, std::string(info.name) + range, description(place));
   }
   bound_.symbols.set(s, value);
   apply_relations();
@@ -236,81 +254,114 @@ void FrontDoor::apply_relations() {
   }
 }
 
-inline void FrontDoor::bind_symbol(size_t index, Symbol s, int64_t got) {
+inline void FrontDoor::bind_symbol(Place place, Symbol s, int64_t got) {
   if (!bound_.symbols.has(s)) {
-    set_symbol(index, s, got);
+    set_symbol(place, s, got);
   } else if (bound_.symbols.value[s] != got) {
-    mismatch(index);
+    mismatch(place);
   }
 }
 
 // True when the dimension is settled; false when it has to wait for other symbols.
-bool FrontDoor::bind_expression(size_t index, const Expression& e, int64_t got, bool may_defer) {
+bool FrontDoor::bind_expression(Place place, const Expression& e, int64_t got, bool may_defer) {
   const Linear v = evaluate(e, bound_.symbols);
   if (v.unknown < 0) {
-    if (!v.solvable || v.value != got) mismatch(index);
+    if (!v.solvable || v.value != got) mismatch(place);
     return true;
   }
   int64_t solved = 0;
   if (solve(v, got, solved)) {
-    set_symbol(index, static_cast<Symbol>(v.unknown), solved);
+    set_symbol(place, static_cast<Symbol>(v.unknown), solved);
     return true;
   }
-  if (!may_defer) mismatch(index);
+  if (!may_defer) mismatch(place);
   return false;
 }
 
-bool FrontDoor::bind_tensor(size_t index, bool may_defer) {
-  const TensorSpec& spec = schema_.tensors[index];
-  const Tensor& t = *tensors_[index];
+// An entry of the table: a tensor, or all of a list.
+inline bool FrontDoor::bind_entry(size_t index, bool may_defer) {
+  if (!is_list(index)) [[likely]]
+    return bind_tensor({index}, may_defer);
+  bind_list_length(index);
   bool settled = true;
-  if (!contains(allowed_types(spec), t.dtype)) mismatch(index);
+  for (size_t e = 0; e < list_sizes_[index]; ++e) {
+    settled = bind_tensor({index, e}, may_defer) && settled;
+  }
+  return settled;
+}
+
+void FrontDoor::bind_list_length(size_t index) {
+  const TensorSpec& spec = schema_.tensors[index];
+  const size_t got = list_sizes_[index];
+  const Linear v = evaluate(spec.length, bound_.symbols);
+  int64_t solved = 0;
+  if (v.unknown >= 0 && solve(v, static_cast<int64_t>(got), solved)) {
+    set_symbol({index}, static_cast<Symbol>(v.unknown), solved);
+    return;
+  }
+  const size_t wanted = v.solvable && v.unknown < 0 ? static_cast<size_t>(v.value) : 0;
+  if (got < wanted) mismatch({index, got});
+  if (got > wanted) {
+    refuse({index, wanted},
+           "none ('" + std::string(spec.name) + "' has " + std::to_string(wanted) + ")",
+           description({index, wanted}));
+  }
+}
+
+bool FrontDoor::bind_tensor(Place place, bool may_defer) {
+  const TensorSpec& spec = schema_.tensors[place.index];
+  const Tensor& t = at(place);
+  bool settled = true;
+  if (!contains(allowed_types(spec), t.dtype)) mismatch(place);
   if (spec.dtype_rule == DTypeRule::activation) bound_.activation = t.dtype;
 
   const Shape& shape = shape_of(spec);
   const bool leads = shape.leads_with_tokens();
-  if (t.rank < 0 || t.rank > kMaxRank) mismatch(index);
+  if (t.rank < 0 || t.rank > kMaxRank) mismatch(place);
   for (int k = 0; k < t.rank; ++k) {
-    if (t.shape[k] < 0) mismatch(index);
+    if (t.shape[k] < 0) mismatch(place);
   }
-  int at = 0;  // the dimension of t that comes next
+  int axis = 0;  // the dimension of t that comes next
   if (leads && schema_.flattens) {
-    if (bound_.lead_rank == 0) bind_leading_dimensions(index, t.rank - shape.rank + 1);
-    if (t.rank != shape.rank - 1 + bound_.lead_rank) mismatch(index);
-    for (; at < bound_.lead_rank; ++at) {
-      if (t.shape[at] != bound_.lead[at]) mismatch(index);
+    if (bound_.lead_rank == 0) bind_leading_dimensions(place, t.rank - shape.rank + 1);
+    if (t.rank != shape.rank - 1 + bound_.lead_rank) mismatch(place);
+    for (; axis < bound_.lead_rank; ++axis) {
+      if (t.shape[axis] != bound_.lead[axis]) mismatch(place);
     }
   }
-  for (uint8_t k = at > 0 ? 1 : 0; k < shape.rank; ++k) {
+  for (uint8_t k = axis > 0 ? 1 : 0; k < shape.rank; ++k) {
     const Expression& e = shape.dims[k];
-    if (e.optional_axis && t.rank - at == shape.rank - k - 1) {
-      if (bound_.symbols.has(e.steps[0].value) && bound_.symbols.value[e.steps[0].value] != 1) {
-        mismatch(index);
+    if (e.optional_axis) {
+      const int has_axis = t.rank - axis == shape.rank - k ? 1 : 0;
+      if (bound_.optional_axis < 0) bound_.optional_axis = has_axis;
+      if (bound_.optional_axis != has_axis) mismatch(place);
+      if (has_axis == 0) {
+        bind_symbol(place, e.steps[0].value, 1);
+        continue;
       }
-      continue;
     }
-    if (at >= t.rank) mismatch(index);
+    if (axis >= t.rank) mismatch(place);
     if (e.is_symbol()) {
-      bind_symbol(index, e.steps[0].value, t.shape[at++]);
-    } else if (!bind_expression(index, e, t.shape[at++], may_defer)) {
+      bind_symbol(place, e.steps[0].value, t.shape[axis++]);
+    } else if (!bind_expression(place, e, t.shape[axis++], may_defer)) {
       settled = false;
     }
   }
-  if (at != t.rank) mismatch(index);
+  if (axis != t.rank) mismatch(place);
   return settled;
 }
 
 // The first tensor that T leads says which dimensions T stands for.
-void FrontDoor::bind_leading_dimensions(size_t index, int lead) {
-  const Tensor& t = *tensors_[index];
-  if (lead < 1) mismatch(index);
+void FrontDoor::bind_leading_dimensions(Place place, int lead) {
+  const Tensor& t = at(place);
+  if (lead < 1) mismatch(place);
   bound_.lead_rank = lead;
   int64_t tokens = 1;
   for (int k = 0; k < lead; ++k) {
     bound_.lead[k] = t.shape[k];
-    if (__builtin_mul_overflow(tokens, t.shape[k], &tokens)) mismatch(index);
+    if (__builtin_mul_overflow(tokens, t.shape[k], &tokens)) mismatch(place);
   }
-  set_symbol(index, symbol("T"), tokens);
+  set_symbol(place, symbol("T"), tokens);
 }
 
 void fail(const Schema& schema, const std::string& what) {
@@ -339,7 +390,7 @@ AttributeValue attribute_value(const Schema& schema, const Arguments& args, size
 
 void FrontDoor::bind_inputs(Derive derive) {
   if (const TensorSet missing = schema_.required_inputs & ~present_; missing != 0) {
-    mismatch(static_cast<size_t>(std::countr_zero(missing)));
+    mismatch({static_cast<size_t>(std::countr_zero(missing))});
   }
   check_groups(false);
   for (size_t i = 0; i < schema_.attributes.size(); ++i) {
@@ -354,10 +405,10 @@ void FrontDoor::bind_inputs(Derive derive) {
   }
   TensorSet waiting = 0;
   for (TensorSet rest = present_ & schema_.inputs; rest != 0; rest &= rest - 1) {
-    if (!bind_tensor(static_cast<size_t>(std::countr_zero(rest)), true)) waiting |= rest & -rest;
+    if (!bind_entry(static_cast<size_t>(std::countr_zero(rest)), true)) waiting |= rest & -rest;
   }
   for (; waiting != 0; waiting &= waiting - 1) {
-    bind_tensor(static_cast<size_t>(std::countr_zero(waiting)), false);
+    bind_entry(static_cast<size_t>(std::countr_zero(waiting)), false);
   }
   apply_relations();
   if (derive != nullptr) derive(bound_, args_.params);
@@ -369,17 +420,32 @@ void FrontDoor::check_outputs() {
     const TensorSpec& spec = schema_.tensors[i];
     if (!spec.is_output) continue;
     const bool wanted = holds(spec.condition);
-    if (!is_present(i)) {
-      if (wanted && !spec.is_optional) mismatch(i);
+    if (!is_present(i) && !spec.is_list) {
+      if (wanted && !spec.is_optional) mismatch({i});
       continue;
     }
     if (!wanted && !is_open(spec.condition)) {
-      fail_tensor(schema_, spec.name,
-                  "no such output here (it needs " + std::string(spec.condition_text) + ")",
-                  describe(*tensors_[i]));
+      refuse({i}, "no such output here (it needs " + std::string(spec.condition_text) + ")",
+             description({i}));
     }
-    bind_tensor(i, false);
+    bind_entry(i, false);
   }
+}
+
+int64_t FrontDoor::flops() const {
+  int64_t sum = 0;
+  for (const FlopTerm& term : schema_.flops) {
+    if (!holds(term.condition)) continue;
+    const Linear count = evaluate(term.count, bound_.symbols);
+    if (!count.solvable || count.unknown >= 0 || __builtin_add_overflow(sum, count.value, &sum)) {
+      fail(schema_, "floating-point operations: expected fewer than 2^63");
+    }
+  }
+  return sum;
+}
+
+int64_t FrontDoor::list_length(size_t index) const {
+  return evaluate(schema_.tensors[index].length, bound_.symbols).value;
 }
 
 Tensor FrontDoor::infer_output(size_t index) const {
@@ -396,7 +462,7 @@ Tensor FrontDoor::infer_output(size_t index) const {
     const Expression& e = shape.dims[k];
     if (k == 0 && shape.leads_with_tokens() && bound_.lead_rank > 0) {
       for (int lead = 0; lead < bound_.lead_rank; ++lead) append(bound_.lead[lead]);
-    } else if (e.optional_axis && !bound_.symbols.has(e.steps[0].value)) {
+    } else if (e.optional_axis && bound_.optional_axis <= 0) {
       continue;
     } else {
       const Linear v = evaluate(e, bound_.symbols);

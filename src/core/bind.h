@@ -13,6 +13,7 @@ namespace ehc {
 struct Bound {
   SymbolValues symbols;
   DType activation = DType::none;
+  int optional_axis = -1;  // "G?": do the tensors of this call have it? -1: not known yet
   int lead_rank = 0;
   int64_t lead[kMaxRank] = {};
 
@@ -59,8 +60,13 @@ class FrontDoor {
   [[nodiscard]] const Bound& bound() const { return bound_; }
   // The struct to run on; after check_layout.
   [[nodiscard]] const void* params() const { return params_; }
-  // Shape and dtype of output `index`, once inputs are bound; dtype none when it is not made.
+  // Shape and dtype of output `index` (of a list: of each of its tensors), once inputs are bound;
+  // dtype none when it is not made.
   [[nodiscard]] Tensor infer_output(size_t index) const;
+  // Floating-point operations of the call by the table, once inputs are bound.
+  [[nodiscard]] int64_t flops() const;
+  // How many tensors list `index` has, once inputs are bound.
+  [[nodiscard]] int64_t list_length(size_t index) const;
   // The workspace [data, data + bytes) must share no byte with a tensor; after check_layout.
   void check_workspace(const void* data, size_t bytes) const;
 
@@ -71,7 +77,19 @@ class FrontDoor {
     uintptr_t end;
   };
 
+  // A tensor of the call: an entry of the table and, of a list, a position in it.
+  struct Place {
+    size_t index;
+    size_t element = 0;
+  };
+
   void look_up_tensors(void* params);
+  [[nodiscard]] const Tensor& at(Place place) const { return tensors_[place.index][place.element]; }
+  [[nodiscard]] bool is_list(size_t index) const { return (schema_.lists >> index & 1U) != 0; }
+  // Tensors at `index`; an absent one is none in a list.
+  [[nodiscard]] size_t count(size_t index) const { return is_list(index) ? list_sizes_[index] : 1; }
+  [[nodiscard]] std::string name_of(Place place) const;
+  [[nodiscard]] std::string description(Place place) const;
   [[nodiscard]] bool is_present(size_t tensor) const { return (present_ >> tensor & 1U) != 0; }
   [[nodiscard]] bool holds(const Condition& condition) const;
   // Does it depend on an attribute that a C++ call does not have?
@@ -84,26 +102,43 @@ class FrontDoor {
   void bind_attribute(const AttributeSpec& spec, const AttributeValue& value);
   void check_groups(bool outputs) const;
   // True when all dimensions are settled; with `may_defer` some may wait for other tensors.
-  bool bind_tensor(size_t index, bool may_defer);
-  void bind_leading_dimensions(size_t index, int lead);
-  void bind_symbol(size_t index, Symbol s, int64_t got);
-  bool bind_expression(size_t index, const Expression& e, int64_t got, bool may_defer);
-  void set_symbol(size_t index, Symbol s, int64_t value);
+  bool bind_entry(size_t index, bool may_defer);
+  void bind_list_length(size_t index);
+  bool bind_tensor(Place place, bool may_defer);
+  void bind_leading_dimensions(Place place, int lead);
+  void bind_symbol(Place place, Symbol s, int64_t got);
+  bool bind_expression(Place place, const Expression& e, int64_t got, bool may_defer);
+  void set_symbol(Place place, Symbol s, int64_t value);
   void apply_relations();
 
+  void check_leading_dimensions(Place place) const;
+  // Returns the extent of the tensor, empty when it has no elements.
+  Extent check_memory(Place place, Device device, int device_index) const;
+  [[nodiscard]] Extent extent_of(Place place) const;
   void check_overlaps(TensorSet live, const Extent* extents) const;
+  void check_overlap(Place output, const Extent& mine, Place other, const Extent& theirs) const;
+  void refuse_shared_elements(Place output, const Extent& mine, Place other,
+                              const Extent& theirs) const;
 
-  [[noreturn]] void mismatch(size_t index) const;
+  [[noreturn]] void refuse(Place place, const std::string& expected, const std::string& got) const;
+  [[noreturn]] void mismatch(Place place) const;
 
   const Schema& schema_;
   const Arguments& args_;
   const void* params_;
   Bound bound_;
   TensorSet present_ = 0;
-  // Filled as far as the table goes. `settings_`: booleans and choices, -1 when there is no value.
+  // Filled as far as the table goes. `tensors_`: the first one of a list, which is only read.
+  // `settings_`: booleans and choices, -1 when there is no value.
   std::array<Tensor*, kMaxTensors> tensors_;
+  std::array<size_t, kMaxTensors> list_sizes_;
   std::array<int64_t, kMaxAttributes> settings_;
 };
+
+// The view of a tensor whose first `lead` dimensions became one; they flatten to one stride. The
+// front door does it for all tensors of a call but for those of lists, which lie in memory of the
+// caller.
+Tensor flattened(const Tensor& tensor, int lead);
 
 // "F32[33,4,5]", or "none" when absent.
 std::string describe(const Tensor& tensor);

@@ -14,35 +14,26 @@ namespace {
 bool multiply(int64_t a, int64_t b, int64_t& out) { return !__builtin_mul_overflow(a, b, &out); }
 bool add(int64_t a, int64_t b, int64_t& out) { return !__builtin_add_overflow(a, b, &out); }
 
-// The flattened view of a tensor whose leading dimensions stand for T.
-void flatten(const Schema& schema, const TensorSpec& spec, Tensor& t, int lead) {
-  if (lead == 1) return;
-  Tensor flat = t;
-  // With a dimension of 0 strides mean nothing; without one, binding T has shown that no product of
-  // the others overflows.
-  const bool empty = std::any_of(t.shape, t.shape + lead, [](int64_t dim) { return dim == 0; });
-  int64_t tokens = empty ? 0 : 1;
+bool is_empty(const Tensor& t) {
+  return std::any_of(t.shape, t.shape + t.rank, [](int64_t dim) { return dim == 0; });
+}
+
+// The leading dimension whose stride does not fit those behind it, or -1. With a dimension of 0
+// strides mean nothing; without one, binding T has shown that no product of the others overflows.
+int unflattenable_dimension(const Tensor& t, int lead) {
+  int64_t tokens = 1;
   int64_t stride = 0;
-  for (int k = lead - 1; k >= 0 && !empty; --k) {
-    if (t.shape[k] != 1) {
-      int64_t expected = 0;
-      if (tokens == 1) {
-        stride = t.stride[k];
-      } else if (!multiply(stride, tokens, expected) || t.stride[k] != expected) {
-        fail_tensor(schema, spec.name, "leading dimensions that flatten to one stride",
-                    "stride " + std::to_string(t.stride[k]) + " at dimension " + std::to_string(k));
-      }
+  for (int k = lead - 1; k >= 0 && !is_empty(t); --k) {
+    if (t.shape[k] == 1) continue;
+    int64_t expected = 0;
+    if (tokens == 1) {
+      stride = t.stride[k];
+    } else if (!multiply(stride, tokens, expected) || t.stride[k] != expected) {
+      return k;
     }
     tokens *= t.shape[k];
   }
-  flat.shape[0] = tokens;
-  flat.stride[0] = stride;
-  flat.rank = static_cast<int8_t>(t.rank - lead + 1);
-  for (int k = 1; k < flat.rank; ++k) {
-    flat.shape[k] = t.shape[k + lead - 1];
-    flat.stride[k] = t.stride[k + lead - 1];
-  }
-  t = flat;
+  return -1;
 }
 
 // Elements from the first to the last of axes `first_axis` on.
@@ -50,10 +41,6 @@ int64_t span_of(const Tensor& t, int first_axis) {
   int64_t last = 0;
   for (int k = first_axis; k < t.rank; ++k) last += (t.shape[k] - 1) * t.stride[k];
   return last + 1;
-}
-
-bool is_empty(const Tensor& t) {
-  return std::any_of(t.shape, t.shape + t.rank, [](int64_t dim) { return dim == 0; });
 }
 
 // For tensors whose extents meet.
@@ -101,13 +88,14 @@ bool elements_are_distinct(const Tensor& t, int& culprit) {
   return true;
 }
 
-// Returns span_of(t, 0), which then does not overflow. `t` is not empty.
-int64_t check_strides(const Schema& schema, const TensorSpec& spec, const Tensor& t) {
+// Returns span_of(t, 0), which then does not overflow. `t` is not empty. refuse(expected, got)
+// throws.
+template <class Refuse>
+int64_t check_strides(const TensorSpec& spec, const Tensor& t, const Refuse& refuse) {
   // Texts are made on failure only; `k` < 0: without the dimension.
   const auto bad = [&](const char* expected, const char* prefix, int64_t stride, int k) {
-    fail_tensor(
-        schema, spec.name, expected,
-        prefix + std::to_string(stride) + (k < 0 ? "" : " at dimension " + std::to_string(k)));
+    refuse(expected,
+           prefix + std::to_string(stride) + (k < 0 ? "" : " at dimension " + std::to_string(k)));
   };
   int64_t last = 0;
   bool nested = true;  // each axis steps over all that follow it: the usual case
@@ -142,6 +130,59 @@ std::string place_text(Device device, int index) {
 
 }  // namespace
 
+Tensor flattened(const Tensor& t, int lead) {
+  if (lead == 1) return t;
+  Tensor flat = t;
+  flat.rank = static_cast<int8_t>(t.rank - lead + 1);
+  flat.shape[0] = is_empty(t) ? 0 : 1;
+  flat.stride[0] = 0;
+  for (int k = lead - 1; k >= 0; --k) {
+    if (flat.shape[0] == 1) flat.stride[0] = t.stride[k];
+    flat.shape[0] *= t.shape[k];
+  }
+  for (int k = 1; k < flat.rank; ++k) {
+    flat.shape[k] = t.shape[k + lead - 1];
+    flat.stride[k] = t.stride[k + lead - 1];
+  }
+  return flat;
+}
+
+void FrontDoor::check_leading_dimensions(Place place) const {
+  const Tensor& t = at(place);
+  const int k = unflattenable_dimension(t, bound_.lead_rank);
+  if (k < 0) return;
+  refuse(place, "leading dimensions that flatten to one stride",
+         "stride " + std::to_string(t.stride[k]) + " at dimension " + std::to_string(k));
+}
+
+FrontDoor::Extent FrontDoor::extent_of(Place place) const {
+  const Tensor& t = at(place);
+  const auto begin = reinterpret_cast<uintptr_t>(t.data);
+  if (is_empty(t)) return {begin, begin};
+  return {begin, begin + static_cast<uintptr_t>(span_of(t, 0)) * size_of(t.dtype)};
+}
+
+[[gnu::always_inline]] inline FrontDoor::Extent FrontDoor::check_memory(Place place, Device device,
+                                                                        int device_index) const {
+  const Tensor& t = at(place);
+  if (t.device != device || (device == Device::cuda && t.device_index != device_index)) {
+    refuse(place, "memory on " + place_text(device, device_index),
+           place_text(t.device, t.device_index));
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(t.data);
+  if (is_empty(t)) return {begin, begin};
+  if (t.data == nullptr) refuse(place, "a pointer to data", "null");
+  const size_t size = size_of(t.dtype);
+  if ((begin & (size - 1)) != 0) {
+    refuse(place, "an address that is a multiple of " + std::to_string(size),
+           "address mod " + std::to_string(size) + " = " + std::to_string(begin % size));
+  }
+  const int64_t span = check_strides(
+      schema_.tensors[place.index], t,
+      [&](const char* expected, const std::string& got) { refuse(place, expected, got); });
+  return {begin, begin + static_cast<uintptr_t>(span) * size};
+}
+
 void FrontDoor::check_layout(Device device, int device_index) {
   const bool flattens = schema_.flattens && bound_.lead_rank > 1;
   if (flattens) {
@@ -153,62 +194,73 @@ void FrontDoor::check_layout(Device device, int device_index) {
   TensorSet live = 0;
   for (TensorSet rest = present_; rest != 0; rest &= rest - 1) {
     const auto i = static_cast<size_t>(std::countr_zero(rest));
-    const TensorSpec& spec = schema_.tensors[i];
-    const Tensor& t = *tensors_[i];
-    if (t.device != device || (device == Device::cuda && t.device_index != device_index)) {
-      fail_tensor(schema_, spec.name, "memory on " + place_text(device, device_index),
-                  place_text(t.device, t.device_index));
+    const bool leads = flattens && schema_.tensors[i].shape.leads_with_tokens();
+    for (size_t e = 0; e < count(i); ++e) {
+      if (leads) check_leading_dimensions({i, e});
+      if (leads && !is_list(i)) *tensors_[i] = flattened(*tensors_[i], bound_.lead_rank);
+      extents[i] = check_memory({i, e}, device, device_index);
     }
-    if (flattens && spec.shape.leads_with_tokens()) {
-      flatten(schema_, spec, *tensors_[i], bound_.lead_rank);
-    }
-    if (is_empty(t)) continue;
-    if (t.data == nullptr) fail_tensor(schema_, spec.name, "a pointer to data", "null");
-    const size_t size = size_of(t.dtype);
-    const auto begin = reinterpret_cast<uintptr_t>(t.data);
-    if ((begin & (size - 1)) != 0) {
-      fail_tensor(schema_, spec.name, "an address that is a multiple of " + std::to_string(size),
-                  "address mod " + std::to_string(size) + " = " + std::to_string(begin % size));
-    }
-    const auto span = static_cast<uintptr_t>(check_strides(schema_, spec, t));
-    extents[i] = {begin, begin + span * size};
-    live |= rest & -rest;
+    if (is_list(i) || extents[i].end > extents[i].begin) live |= rest & -rest;
   }
   check_overlaps(live, extents);
 }
 
 // Outputs lie apart from all inputs and from each other, but for the views that may be the same.
+// `extents` are those of entries that are no lists.
 void FrontDoor::check_overlaps(TensorSet live, const Extent* extents) const {
   TensorSet others = live;
   for (TensorSet outputs = live & ~schema_.inputs; outputs != 0; outputs &= outputs - 1) {
     const auto i = static_cast<size_t>(std::countr_zero(outputs));
     others &= ~(outputs & -outputs);  // outputs pair up once
-    for (TensorSet rest = others; rest != 0; rest &= rest - 1) {
-      const auto k = static_cast<size_t>(std::countr_zero(rest));
-      if (extents[i].end <= extents[k].begin || extents[k].end <= extents[i].begin) continue;
-      if (!share_elements(*tensors_[i], *tensors_[k])) continue;
-      const TensorSpec& spec = schema_.tensors[i];
-      const bool allowed = spec.alias_index == static_cast<int>(k);
-      if (allowed && same_view(*tensors_[i], *tensors_[k])) continue;
-      fail_tensor(schema_, spec.name,
-                  "memory apart from '" + std::string(schema_.tensors[k].name) + "'" +
-                      (allowed ? " or exactly the same view" : ""),
-                  "overlapping memory");
+    for (size_t e = 0; e < count(i); ++e) {
+      const Extent mine = is_list(i) ? extent_of({i, e}) : extents[i];
+      for (size_t later = e + 1; later < count(i); ++later) {
+        check_overlap({i, e}, mine, {i, later}, extent_of({i, later}));
+      }
+      for (TensorSet rest = others & ~schema_.lists; rest != 0; rest &= rest - 1) {
+        const auto k = static_cast<size_t>(std::countr_zero(rest));
+        check_overlap({i, e}, mine, {k}, extents[k]);
+      }
+      for (TensorSet rest = others & schema_.lists; rest != 0; rest &= rest - 1) {
+        const auto k = static_cast<size_t>(std::countr_zero(rest));
+        for (size_t f = 0; f < count(k); ++f)
+          check_overlap({i, e}, mine, {k, f}, extent_of({k, f}));
+      }
     }
   }
+}
+
+inline void FrontDoor::check_overlap(Place output, const Extent& mine, Place other,
+                                     const Extent& theirs) const {
+  if (mine.end <= theirs.begin || theirs.end <= mine.begin) return;
+  refuse_shared_elements(output, mine, other, theirs);
+}
+
+// For extents that meet.
+void FrontDoor::refuse_shared_elements(Place output, const Extent& mine, Place other,
+                                       const Extent& theirs) const {
+  if (mine.end == mine.begin || theirs.end == theirs.begin) return;
+  if (!share_elements(at(output), at(other))) return;
+  const bool allowed = schema_.tensors[output.index].alias_index == static_cast<int>(other.index);
+  if (allowed && same_view(at(output), at(other))) return;
+  refuse(
+      output,
+      "memory apart from '" + name_of(other) + "'" + (allowed ? " or exactly the same view" : ""),
+      "overlapping memory");
 }
 
 void FrontDoor::check_workspace(const void* data, size_t bytes) const {
   const auto begin = reinterpret_cast<uintptr_t>(data);
   for (TensorSet rest = present_; rest != 0; rest &= rest - 1) {
     const auto i = static_cast<size_t>(std::countr_zero(rest));
-    const Tensor& t = *tensors_[i];
-    if (is_empty(t)) continue;
-    const auto first = reinterpret_cast<uintptr_t>(t.data);
-    const uintptr_t end = first + static_cast<uintptr_t>(span_of(t, 0)) * size_of(t.dtype);
-    if (end <= begin || first >= begin + bytes) continue;
-    fail(schema_, "workspace: expected memory apart from '" + std::string(schema_.tensors[i].name) +
-                      "', got overlapping memory");
+    for (size_t e = 0; e < count(i); ++e) {
+      const Extent tensor = extent_of({i, e});
+      if (tensor.begin == tensor.end || tensor.end <= begin || tensor.begin >= begin + bytes) {
+        continue;
+      }
+      fail(schema_, "workspace: expected memory apart from '" + name_of({i, e}) +
+                        "', got overlapping memory");
+    }
   }
 }
 

@@ -38,10 +38,47 @@ DynamicCall::DynamicCall(const Operator& op) : op_(op), params_(op.schema.params
   for (size_t i = 0; i < schema().attributes.size(); ++i) {
     call_values_[i] = schema().attributes[i].call_default;
   }
+  if (schema().lists != 0) tensor_lists_.resize(schema().tensors.size());
 }
 
-Tensor& DynamicCall::tensor(size_t index) const {
-  return schema().tensors[index].access(const_cast<std::byte*>(params_.data()));
+void DynamicCall::set_list_length(size_t position, size_t length) {
+  std::vector<Tensor>& list = tensor_lists_[position];
+  list.resize(length);
+  schema().tensors[position].access_list(params_.data()) = list;
+}
+
+size_t DynamicCall::slots() const { return slot_at(schema().tensors.size()); }
+
+size_t DynamicCall::slot_at(size_t position) const {
+  if (tensor_lists_.empty()) return position;
+  size_t slot = 0;
+  for (size_t i = 0; i < position; ++i) {
+    slot += schema().tensors[i].is_list ? tensor_lists_[i].size() : 1;
+  }
+  return slot;
+}
+
+std::pair<size_t, size_t> DynamicCall::place_of(size_t slot) const {
+  if (tensor_lists_.empty()) return {slot, 0};
+  size_t position = 0;
+  while (slot_at(position + 1) <= slot) ++position;
+  return {position, slot - slot_at(position)};
+}
+
+const TensorSpec& DynamicCall::spec_of(size_t slot) const {
+  return schema().tensors[place_of(slot).first];
+}
+
+std::string DynamicCall::name_of(size_t slot) const {
+  const auto [position, element] = place_of(slot);
+  return schema().tensors[position].name_of(element);
+}
+
+Tensor& DynamicCall::tensor(size_t slot) const {
+  const auto [position, element] = place_of(slot);
+  const TensorSpec& spec = schema().tensors[position];
+  if (spec.is_list) return const_cast<Tensor&>(tensor_lists_[position][element]);
+  return spec.access(const_cast<std::byte*>(params_.data()));
 }
 
 void DynamicCall::set_tensor(std::string_view name, const Tensor& t, bool output) {
@@ -56,7 +93,18 @@ void DynamicCall::set_tensor(std::string_view name, const Tensor& t, bool output
         std::string(output ? "outputs" : "inputs") + " named " + (known.empty() ? "none" : known),
         std::string(name));
   }
-  tensor(static_cast<size_t>(index)) = t;
+  const auto position = static_cast<size_t>(index);
+  const TensorSpec& spec = schema().tensors[position];
+  size_t element = 0;
+  if (spec.is_list) {
+    if (name == spec.name) {
+      fail_tensor(schema(), name, "tensors by their own names, '" + spec.name_of(0) + "' and so on",
+                  std::string(name));
+    }
+    element = static_cast<size_t>(spec.element_of(name));
+    if (element >= tensor_lists_[position].size()) set_list_length(position, element + 1);
+  }
+  tensor(slot_at(position) + element) = t;
 }
 
 void DynamicCall::set_input(std::string_view name, const Tensor& t) { set_tensor(name, t, false); }
@@ -124,7 +172,7 @@ void DynamicCall::set_attribute(std::string_view name, const std::vector<int64_t
   if (a.type != AttributeType::integers) {
     fail_attribute(schema(), name, type_text(a), "a list of " + std::to_string(value.size()));
   }
-  std::vector<int64_t>& list = lists_.emplace_front(value);
+  std::vector<int64_t>& list = integer_lists_.emplace_front(value);
   list.reserve(1);  // an empty list is a value too: its pointer must not be null
   store(index, {.integers = {list.data(), value.size()}});
 }
@@ -191,16 +239,43 @@ void DynamicCall::check_flags() const {
   }
 }
 
-std::vector<Tensor> DynamicCall::outputs() {
+template <class Body>
+void DynamicCall::with_bound_inputs(const Body& body) const {
   check_flags();
   const Arguments args{params_.data(), call_values_.data(), nullptr};
   FrontDoor door(schema(), args);
   door.bind_inputs(op_.derive);
+  body(door);
+}
+
+std::vector<Tensor> DynamicCall::output_types() const {
   std::vector<Tensor> made(schema().tensors.size());
-  for (size_t i = 0; i < made.size(); ++i) {
-    if (schema().tensors[i].is_output) made[i] = door.infer_output(i);
-  }
+  with_bound_inputs([&](const FrontDoor& door) {
+    for (size_t i = 0; i < made.size(); ++i) {
+      if (schema().tensors[i].is_output) made[i] = door.infer_output(i);
+    }
+  });
   return made;
+}
+
+std::vector<Tensor> DynamicCall::outputs() {
+  std::vector<Tensor> made;
+  with_bound_inputs([&](const FrontDoor& door) {
+    for (size_t i = 0; i < schema().tensors.size(); ++i) {
+      const TensorSpec& spec = schema().tensors[i];
+      if (spec.is_list && spec.is_output) {
+        set_list_length(i, static_cast<size_t>(door.list_length(i)));
+      }
+      made.resize(slot_at(i + 1), spec.is_output ? door.infer_output(i) : Tensor());
+    }
+  });
+  return made;
+}
+
+int64_t DynamicCall::flops() const {
+  int64_t count = 0;
+  with_bound_inputs([&](const FrontDoor& door) { count = door.flops(); });
+  return count;
 }
 
 std::vector<std::pair<size_t, size_t>> DynamicCall::shared_memory() const {
@@ -209,8 +284,9 @@ std::vector<std::pair<size_t, size_t>> DynamicCall::shared_memory() const {
   if (flag < 0 || call_values_[static_cast<size_t>(flag)].integer == 0) return pairs;
   for (size_t i = 0; i < schema().tensors.size(); ++i) {
     const TensorSpec& s = schema().tensors[i];
-    if (s.is_output && s.alias_index >= 0)
-      pairs.emplace_back(i, static_cast<size_t>(s.alias_index));
+    if (s.is_output && s.alias_index >= 0) {
+      pairs.emplace_back(slot_at(i), slot_at(static_cast<size_t>(s.alias_index)));
+    }
   }
   return pairs;
 }

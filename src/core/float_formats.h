@@ -53,6 +53,13 @@ EHC_HD uint16_t float_to_f16(float x) {
   return static_cast<uint16_t>(sign | ((size - (112U << 23) + 0xfffU + (size >> 13 & 1U)) >> 13));
 }
 
+// The nearest TF32 number: ten fraction bits, the low 13 zero. NaN stays NaN, infinities stay.
+EHC_HD float round_to_tf32(float x) {
+  const uint32_t bits = float_bits(x);
+  if ((bits & 0x7fffffffU) > 0x7f800000U) return float_from_bits((bits & ~0x1fffU) | 0x400000U);
+  return float_from_bits((bits + 0xfffU + (bits >> 13 & 1U)) & ~0x1fffU);
+}
+
 // e4m3fn: bias 7, no infinities, 0x7f and 0xff are NaN.
 EHC_HD float e4m3_to_float(uint8_t bits) {
   const uint32_t sign = uint32_t{bits} << 24 & 0x80000000U;

@@ -42,11 +42,10 @@ Linear combine(ExpressionStep::Code code, const Linear& a, const Linear& b) {
 
 }  // namespace
 
-Linear evaluate(const Expression& e, const SymbolValues& symbols) {
-  Linear stack[std::tuple_size_v<decltype(e.steps)>];
+Linear evaluate(std::span<const ExpressionStep> steps, const SymbolValues& symbols) {
+  Linear stack[std::tuple_size_v<decltype(Formula::steps)>];
   int top = 0;
-  for (uint8_t i = 0; i < e.count; ++i) {
-    const ExpressionStep step = e.steps[i];
+  for (const ExpressionStep step : steps) {
     if (step.code == ExpressionStep::variable) {
       Linear& l = stack[top++];
       l = Linear{};

@@ -1,6 +1,8 @@
 // Values of dimension expressions while symbols are being bound, and the relations between symbols.
 #pragma once
 
+#include <span>
+
 #include "core/shape_expression.h"
 
 namespace ehc {
@@ -13,7 +15,12 @@ struct Linear {
   bool solvable = true;  // false: not linear, an overflow, or a division with a remainder
 };
 
-Linear evaluate(const Expression& expression, const SymbolValues& symbols);
+Linear evaluate(std::span<const ExpressionStep> steps, const SymbolValues& symbols);
+
+template <size_t Steps>
+Linear evaluate(const BasicExpression<Steps>& expression, const SymbolValues& symbols) {
+  return evaluate(std::span(expression.steps).first(expression.count), symbols);
+}
 
 // The x for which the expression is `wanted`, if there is one.
 bool solve(const Linear& expression, int64_t wanted, int64_t& x);

@@ -14,6 +14,13 @@ EHC_HD Real logistic(Real x) {
   return (x < Real(0) ? e : Real(1)) / (Real(1) + e);
 }
 
+// s (1 - s) for s = logistic(x), without cancellation
+template <class Real>
+EHC_HD Real logistic_slope(Real x) {
+  const Real e = std::exp(-magnitude(x));
+  return e / ((Real(1) + e) * (Real(1) + e));
+}
+
 // x * logistic(x)
 template <class Real>
 EHC_HD Real silu(Real x) {

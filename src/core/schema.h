@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -69,7 +70,7 @@ enum class DTypeRule : uint8_t {
 };
 
 struct TensorSpec {
-  std::string_view name;
+  std::string_view name;     // of a list: "pre.L", its tensors are "pre.0", "pre.1", ...
   std::string_view pattern;  // as written, e.g. "A[T,n,d]"
   Shape shape{};
   DTypeSet dtypes = 0;
@@ -77,6 +78,8 @@ struct TensorSpec {
   bool is_output = false;
   bool is_optional = false;
   bool is_packed = false;         // must be contiguous
+  bool is_list = false;           // any number of tensors of one shape
+  Expression length{};            // of a list
   std::string_view dtype_source;  // for DTypeRule::given
   std::string_view condition_text;
   std::string_view alias;         // input that an output may be, pointer for pointer
@@ -87,7 +90,8 @@ struct TensorSpec {
   int8_t alias_index = -1;
   bool dtype_source_is_attribute = false;
   uint8_t dtype_source_index = 0;
-  Tensor& (*access)(void* params) = nullptr;
+  Tensor& (*access)(void* params) = nullptr;  // null for a list
+  std::span<const Tensor>& (*access_list)(void* params) = nullptr;
 
   constexpr TensorSpec optional() const {
     TensorSpec copy = *this;
@@ -104,6 +108,30 @@ struct TensorSpec {
     TensorSpec copy = *this;
     copy.alias = input;
     return copy;
+  }
+  // The number of tensors in a list.
+  constexpr TensorSpec counts(std::string_view expression_text) const {
+    TensorSpec copy = *this;
+    copy.length = parse::expression(expression_text);
+    return copy;
+  }
+  // "pre." of "pre.L".
+  [[nodiscard]] constexpr std::string_view stem() const { return name.substr(0, name.size() - 1); }
+  // Of a tensor: its name; of a list: the name of a tensor in it.
+  [[nodiscard]] std::string name_of(size_t element) const {
+    return is_list ? std::string(stem()) + std::to_string(element) : std::string(name);
+  }
+  // Which tensor of the list a name means: 3 for "pre.3"; else -1.
+  [[nodiscard]] constexpr int64_t element_of(std::string_view tensor_name) const {
+    if (!is_list || tensor_name.substr(0, stem().size()) != stem()) return -1;
+    const std::string_view digits = tensor_name.substr(stem().size());
+    if (digits.empty() || digits.size() > 4 || (digits.size() > 1 && digits[0] == '0')) return -1;
+    int64_t element = 0;
+    for (const char c : digits) {
+      if (!parse::is_digit(c)) return -1;
+      element = element * 10 + (c - '0');
+    }
+    return element;
   }
   // The dtype X comes from this attribute (a choice of dtype or tensor names) or tensor.
   constexpr TensorSpec dtype_from(std::string_view source) const {
@@ -215,6 +243,17 @@ struct WorkspaceTraffic {
   Expression bytes;
 };
 
+// Floating-point operations that a call needs, of which a term counts while its condition holds: a
+// sum, product, quotient, root, exponential or sigmoid is one, integers and copies are none.
+struct FlopTerm {
+  Formula count;
+  std::string_view condition_text;
+  Condition condition{};
+};
+
+// Every output depends on rows that other blocks of a kernel hold, which shapes do not show.
+struct SumsOverRows {};
+
 // A token's bits may depend on the rest of the batch, as with a platform's matrix product.
 struct BatchDependent {};
 
@@ -224,6 +263,7 @@ inline constexpr size_t kMaxTensors = 48;
 static_assert(kMaxTensors <= 64);  // a TensorSet holds them
 inline constexpr size_t kMaxAttributes = 16;
 inline constexpr size_t kMaxGroups = 8;
+inline constexpr size_t kMaxFlopTerms = 12;
 
 // Everything known about an operator's arguments. `summary` is its line in the docs.
 struct Schema {
@@ -238,15 +278,19 @@ struct Schema {
   bool flattens = true;  // leading dimensions may stand for T
   TensorSet inputs = 0;
   TensorSet required_inputs = 0;
+  TensorSet lists = 0;
   Expression workspace_traffic{};  // in bytes; empty: none
+  std::span<const FlopTerm> flops;
+  bool sums_over_rows = false;
   bool is_batch_dependent = false;
   size_t params_size = 0;  // of the parameter struct
 
+  // Of a list also by the name of one of its tensors.
   [[nodiscard]] int tensor_index(std::string_view tensor_name, bool output) const {
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (tensors[i].name == tensor_name && tensors[i].is_output == output) {
-        return static_cast<int>(i);
-      }
+      const TensorSpec& s = tensors[i];
+      if (s.is_output != output) continue;
+      if (s.name == tensor_name || s.element_of(tensor_name) >= 0) return static_cast<int>(i);
     }
     return -1;
   }

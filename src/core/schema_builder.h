@@ -18,6 +18,22 @@ struct MemberOf<V P::*> {
   using Value = V;
 };
 
+// A member of the parameter struct, or of a struct in it: <&P::weights, &Weights::fn>.
+template <auto First, auto... Rest>
+struct Path {
+  using Params = typename MemberOf<decltype(First)>::Params;
+  using Value = typename Path<Rest...>::Value;
+  static constexpr Value& in(Params& p) { return Path<Rest...>::in(p.*First); }
+  static constexpr const Value& in(const Params& p) { return Path<Rest...>::in(p.*First); }
+};
+template <auto Last>
+struct Path<Last> {
+  using Params = typename MemberOf<decltype(Last)>::Params;
+  using Value = typename MemberOf<decltype(Last)>::Value;
+  static constexpr Value& in(Params& p) { return p.*Last; }
+  static constexpr const Value& in(const Params& p) { return p.*Last; }
+};
+
 // "A", "W" or a list such as "BF16/F32".
 constexpr DTypeSet dtype_set(std::string_view types) {
   if (types == "A") return kActivationTypes;
@@ -31,9 +47,9 @@ constexpr DTypeSet dtype_set(std::string_view types) {
   }
 }
 
-template <auto Member>
+template <class Member>
 constexpr TensorSpec tensor_spec(std::string_view name, std::string_view pattern) {
-  using Params = typename MemberOf<decltype(Member)>::Params;
+  using Params = typename Member::Params;
   TensorSpec s{};
   s.name = name;
   s.pattern = pattern;
@@ -44,7 +60,14 @@ constexpr TensorSpec tensor_spec(std::string_view name, std::string_view pattern
   const bool given = types.substr(0, 2) == "X:";  // "X:I32/I64"
   if (given) s.dtype_rule = DTypeRule::given;
   s.dtypes = dtype_set(given ? types.substr(2) : types);
-  s.access = [](void* params) -> Tensor& { return static_cast<Params*>(params)->*Member; };
+  if constexpr (std::is_same_v<typename Member::Value, Tensor>) {
+    s.access = [](void* params) -> Tensor& { return Member::in(*static_cast<Params*>(params)); };
+  } else {
+    s.is_list = true;
+    s.access_list = [](void* params) -> std::span<const Tensor>& {
+      return Member::in(*static_cast<Params*>(params));
+    };
+  }
   return s;
 }
 
@@ -101,35 +124,38 @@ void from_value(V& out, const AttributeValue& value) {
 
 }  // namespace build
 
-// An input, e.g. in<&P::residual>("residual", "A[T,n,d]").
-template <auto Member>
+// An input, e.g. in<&P::residual>("residual", "A[T,n,d]"). A member that is a span of tensors makes
+// a list: in<&P::pre>("pre.L", "F32[T,n]").counts("L"). Several members are a path, see
+// build::Path.
+template <auto... Members>
 constexpr TensorSpec in(std::string_view name, std::string_view pattern) {
-  return build::tensor_spec<Member>(name, pattern);
+  return build::tensor_spec<build::Path<Members...>>(name, pattern);
 }
 
 // An output, made when the condition holds ("" = always).
-template <auto Member>
+template <auto... Members>
 constexpr TensorSpec out(std::string_view name, std::string_view pattern,
                          std::string_view condition = {}) {
-  TensorSpec s = build::tensor_spec<Member>(name, pattern);
+  TensorSpec s = build::tensor_spec<build::Path<Members...>>(name, pattern);
   s.is_output = true;
   s.condition_text = condition;
   return s;
 }
 
 // An attribute; its type and default are those of the member (std::optional = no default).
-template <auto Member>
+template <auto... Members>
 constexpr AttributeSpec attribute(std::string_view name, std::string_view choices = {}) {
-  using Params = typename build::MemberOf<decltype(Member)>::Params;
-  using Value = typename build::MemberOf<decltype(Member)>::Value;
+  using Member = build::Path<Members...>;
+  using Params = typename Member::Params;
+  using Value = typename Member::Value;
   AttributeSpec s{};
   s.name = name;
   s.type = build::attribute_type<Value>();
   s.choices = choices;
   s.choice_count = choice_count(choices);
-  s.get = [](const void* p) { return build::to_value(static_cast<const Params*>(p)->*Member); };
+  s.get = [](const void* p) { return build::to_value(Member::in(*static_cast<const Params*>(p))); };
   s.set = [](void* p, const AttributeValue& v) {
-    build::from_value(static_cast<Params*>(p)->*Member, v);
+    build::from_value(Member::in(*static_cast<Params*>(p)), v);
   };
   return s;
 }
@@ -181,6 +207,11 @@ constexpr WorkspaceTraffic workspace_traffic(std::string_view bytes) {
   return {parse::expression(bytes)};
 }
 
+// flops("7*T*n*d"), flops("2*T*n*d", "mode=add"): the sum of the terms whose condition holds.
+constexpr FlopTerm flops(std::string_view count, std::string_view condition = {}) {
+  return {parse::expression<Formula>(count), condition};
+}
+
 // Storage of a table; `view` is what the rest of the library sees.
 struct Table {
   std::string_view name;
@@ -198,7 +229,11 @@ struct Table {
   bool flattens = true;
   TensorSet inputs = 0;
   TensorSet required_inputs = 0;
+  TensorSet lists = 0;
   Expression traffic{};  // of the workspace
+  std::array<FlopTerm, kMaxFlopTerms> flops{};
+  uint8_t flop_count = 0;
+  bool sums_over_rows = false;
   bool is_batch_dependent = false;
 
   constexpr void add(const TensorSpec& s) { tensors[tensor_count++] = s; }
@@ -206,6 +241,8 @@ struct Table {
   constexpr void add(const GroupSpec& s) { groups[group_count++] = s; }
   constexpr void add(const SymbolDefault& s) { defaults[default_count++] = s; }
   constexpr void add(const WorkspaceTraffic& t) { traffic = t.bytes; }
+  constexpr void add(const FlopTerm& f) { flops[flop_count++] = f; }
+  constexpr void add(SumsOverRows) { sums_over_rows = true; }
   constexpr void add(BatchDependent) { is_batch_dependent = true; }
   // Several items at once, for groups of tensors that operators share.
   template <class... Items>
@@ -225,7 +262,10 @@ struct Table {
             flattens,
             inputs,
             required_inputs,
+            lists,
             traffic,
+            std::span(flops.data(), flop_count),
+            sums_over_rows,
             is_batch_dependent,
             0};
   }
@@ -278,7 +318,8 @@ constexpr Condition condition(const Table& t, std::string_view text) {
   return out;
 }
 
-constexpr void mention(Table& t, const Expression& e) {
+template <size_t Steps>
+constexpr void mention(Table& t, const BasicExpression<Steps>& e) {
   for (uint8_t i = 0; i < e.count; ++i) {
     if (e.steps[i].code == ExpressionStep::variable) t.symbols |= 1U << e.steps[i].value;
   }
@@ -318,15 +359,26 @@ constexpr void resolve(Table& t) {
     TensorSpec& s = t.tensors[i];
     if (!s.is_output) t.inputs |= TensorSet{1} << i;
     if (!s.is_output && !s.is_optional) t.required_inputs |= TensorSet{1} << i;
+    if (s.is_list) {
+      t.lists |= TensorSet{1} << i;
+      if (s.length.count == 0 || s.name.substr(s.name.size() - 2) != ".L") {
+        throw "a list is named 'stem.L' and counts something";
+      }
+      if (!s.condition_text.empty() || !s.alias.empty()) {
+        throw "lists have neither conditions nor aliases";
+      }
+      mention(t, s.length);
+    }
     s.condition = condition(t, s.condition_text);
     s.second_condition = condition(t, s.other_layout);
     for (uint8_t k = 0; k < s.shape.rank; ++k) mention(t, s.shape.dims[k]);
     if (!s.alias.empty()) s.alias_index = static_cast<int8_t>(find_tensor(t, s.alias));
-    // Leading dimensions stand for T only where no axis comes before it and no sequence crosses it.
+    // Leading dimensions stand for T only where no axis comes before it, no sequence crosses it,
+    // and the rank says how many there are.
     if (s.name == "cu_seqlens") t.flattens = false;
     for (uint8_t k = 1; k < s.shape.rank; ++k) {
       const Expression& e = s.shape.dims[k];
-      if (e.is_symbol() && e.steps[0].value == symbol("T")) t.flattens = false;
+      if (e.optional_axis || (e.is_symbol() && e.steps[0].value == symbol("T"))) t.flattens = false;
     }
     if (s.dtype_source.empty()) continue;
     bool found = false;
@@ -344,6 +396,13 @@ constexpr void resolve(Table& t) {
     mention(t, a.binds);
   }
   for (uint8_t i = 0; i < t.group_count; ++i) resolve_group(t, t.groups[i]);
+  for (uint8_t i = 0; i < t.flop_count; ++i) {
+    FlopTerm& f = t.flops[i];
+    f.condition = condition(t, f.condition_text);
+    const uint32_t of_shapes = t.symbols;
+    mention(t, f.count);
+    if (t.symbols != of_shapes) throw "flops name a symbol that no shape or attribute has";
+  }
   for (uint8_t i = 0; i < t.default_count; ++i) {
     t.defaults[i].index = symbol(t.defaults[i].symbol_name);
     t.defaults[i].tensor_index = find_tensor(t, t.defaults[i].unless_tensor);

@@ -28,6 +28,7 @@ inline constexpr SymbolInfo kSymbols[] = {
     {"P", 0, kUnlimited},           // partials
     {"Q", 1, 3},                    // scales
     {"L", 0, kUnlimited},           // layers
+    {"Lp", 0, kUnlimited},          // layers that are followed by a post
     {"Nmax", 2, 8},                 // largest n-gram order
     {"Kh", 1, kUnlimited},          // heads per order
     {"C", 0, kUnlimited},           // rows fetched per token
@@ -43,6 +44,7 @@ inline constexpr SymbolInfo kSymbols[] = {
     {"repeat", 1, 64},              // rounds of a Sinkhorn iteration
     {"text_bytes", 0, kUnlimited},  // bytes of concatenated texts
     {"raw_bytes", 0, kUnlimited},   // bytes of concatenated raw tokens
+    {"blocks", 1, kUnlimited},      // blocks of recomputed layers
 };
 inline constexpr int kSymbolCount = static_cast<int>(std::size(kSymbols));
 
@@ -63,8 +65,9 @@ struct ExpressionStep {
 };
 
 // Postfix program; `optional_axis` marks a dimension that the tensor may leave out ("G?").
-struct Expression {
-  std::array<ExpressionStep, 9> steps{};
+template <size_t Steps>
+struct BasicExpression {
+  std::array<ExpressionStep, Steps> steps{};
   uint8_t count = 0;
   bool optional_axis = false;
 
@@ -72,6 +75,8 @@ struct Expression {
     return count == 1 && steps[0].code == ExpressionStep::variable;
   }
 };
+using Expression = BasicExpression<9>;
+using Formula = BasicExpression<29>;  // counts of operations are longer than dimensions
 
 struct Shape {
   std::array<Expression, 5> dims{};
@@ -104,10 +109,11 @@ constexpr bool is_letter(char c) {
 constexpr bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Recursive descent over "a + b * (c - 1)", without blanks.
+template <class Out>
 struct ExpressionParser {
   std::string_view text;
   size_t at = 0;
-  Expression out{};
+  Out out{};
 
   constexpr void push(ExpressionStep::Code code, uint8_t value = 0) {
     if (out.count == out.steps.size()) throw "dimension expression too long";
@@ -148,8 +154,9 @@ struct ExpressionParser {
   }
 };
 
-constexpr Expression expression(std::string_view text) {
-  ExpressionParser p{text};
+template <class Out = Expression>
+constexpr Out expression(std::string_view text) {
+  ExpressionParser<Out> p{text};
   p.sum();
   if (p.at < text.size() && text[p.at] == '?') {
     p.out.optional_axis = true;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -170,6 +171,7 @@ TEST(CApi, EveryOperatorIsDescribedAsItsTableSays) {
       EXPECT_EQ(t.condition, spec.condition_text);
       EXPECT_EQ(t.is_optional != 0, spec.is_optional);
       EXPECT_EQ(t.is_contiguous != 0, spec.is_packed);
+      EXPECT_EQ(t.is_list != 0, spec.is_list);
       EXPECT_GT(t.dtype_count, 0U);
       const auto find = t.is_output != 0 ? ehc_op_output_position : ehc_op_input_position;
       EXPECT_EQ(find(op, t.name), static_cast<int32_t>(i)) << info.name << " " << t.name;
@@ -499,6 +501,61 @@ TEST(CApi, ErrorTextBelongsToTheThread) {
   const std::string longest(5000, 'x');
   EXPECT_EQ(ehc_op_find(longest.c_str()), nullptr);
   EXPECT_EQ(std::string(ehc_last_error()).size(), 1023U);
+}
+
+// The tensors of a list come by name; infer_outputs tells what each of them is.
+TEST(CApi, ListsOfTensors) {
+  const ehc_operator* op = ehc_op_find("mhc.multilayer_recompute");
+  ASSERT_NE(op, nullptr);
+  float x[1] = {2}, pre[2] = {3, 5}, y[1] = {7}, post[1] = {11}, comb[1] = {13};
+  float layer_input[2] = {}, new_residual[1] = {};
+  const int64_t ones[3] = {1, 1, 1};
+  std::deque<ehc_tensor> tensors;
+  std::vector<ehc_named_tensor> named;
+  const auto give = [&](const char* name, int32_t is_output, float* data, int32_t rank) {
+    ehc_tensor t{};
+    t.data = data;
+    t.device = {EHC_HOST, 0};
+    t.ndim = rank;
+    t.dtype = {2, 32, 1};
+    t.shape = const_cast<int64_t*>(ones);
+    named.push_back({name, is_output, &tensors.emplace_back(t)});
+  };
+  give("pre.1", 0, pre + 1, 2);
+  give("pre.0", 0, pre, 2);
+  give("residual", 0, x, 3);
+  give("layer_output.0", 0, y, 2);
+  give("post.0", 0, post, 2);
+  give("comb.0", 0, comb, 3);
+  ehc_arguments all{};
+  all.named_tensors = named.data();
+  all.named_tensor_count = named.size();
+  std::vector<ehc_layout> layouts(ehc_op_describe(op)->tensor_count);
+  ASSERT_EQ(ehc_infer_outputs(op, &all, layouts.data(), layouts.size()), EHC_OK)
+      << ehc_last_error();
+  EXPECT_EQ(layouts[static_cast<size_t>(ehc_op_output_position(op, "layer_input.L"))].ndim, 2);
+  EXPECT_EQ(layouts[static_cast<size_t>(ehc_op_output_position(op, "new_residual.7"))].ndim, 3);
+
+  give("layer_input.0", 1, layer_input, 2);
+  give("layer_input.1", 1, layer_input + 1, 2);
+  give("new_residual.0", 1, new_residual, 3);
+  all.named_tensors = named.data();
+  all.named_tensor_count = named.size();
+  ehc_context* context = nullptr;
+  ASSERT_EQ(ehc_context_create_cpu(1, &context), EHC_OK);
+  EXPECT_EQ(ehc_run(context, op, &all), EHC_OK) << ehc_last_error();
+  EXPECT_EQ(layer_input[0], 6);
+  EXPECT_EQ(new_residual[0], 7 * 11 + 13 * 2);
+  EXPECT_EQ(layer_input[1], 5 * new_residual[0]);
+
+  const ehc_tensor* by_position[2] = {nullptr, &tensors[0]};
+  all.tensors = by_position;
+  all.tensor_count = 2;
+  EXPECT_EQ(ehc_run(context, op, &all), EHC_CONTRACT);
+  EXPECT_STREQ(ehc_last_error(),
+               "mhc.multilayer_recompute: tensor 'pre.L': expected a list: named_tensors, 'pre.0' "
+               "and so on, got a tensor by position");
+  ehc_context_destroy(context);
 }
 
 TEST(CApi, RefusesContextsThatCannotBe) {

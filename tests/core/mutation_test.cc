@@ -87,12 +87,20 @@ struct Law {
 
   [[nodiscard]] bool present(size_t i, const std::string& dropped) const {
     const TensorSpec& s = schema.tensors[i];
-    return !s.is_output && s.name != dropped && call.parts().inputs.count(std::string(s.name)) > 0;
+    if (s.is_output) return false;
+    const auto& inputs = call.parts().inputs;
+    return std::any_of(inputs.begin(), inputs.end(), [&](const auto& input) {
+      return input.first != dropped &&
+             schema.tensor_index(input.first, false) == static_cast<int>(i);
+    });
   }
 
   [[nodiscard]] bool may_drop(const std::string& name) const {
     const auto index = static_cast<size_t>(schema.tensor_index(name, false));
-    if (!schema.tensors[index].is_optional) return false;
+    const TensorSpec& s = schema.tensors[index];
+    // The last tensor of a list may go where the operator's rules allow it, no other.
+    if (s.is_list) return call.parts().inputs.count(s.name_of(s.element_of(name) + 1)) == 0;
+    if (!s.is_optional) return false;
     for (const GroupSpec& g : schema.groups) {
       const auto lists = {std::pair{g.first, g.first_count}, std::pair{g.second, g.second_count}};
       for (const auto& [list, count] : lists) {
@@ -215,7 +223,8 @@ TEST(Mutation, EveryFaultIsRefusedOrLegal) {
       // It names a tensor or attribute of the operator.
       bool named = false;
       for (const TensorSpec& s : call.op().schema.tensors) {
-        named = named || text.find("'" + std::string(s.name) + "'") != std::string::npos;
+        named = named ||
+                text.find("'" + std::string(s.is_list ? s.stem() : s.name)) != std::string::npos;
       }
       for (const AttributeSpec& a : call.op().schema.attributes) {
         named = named || text.find("'" + std::string(a.name) + "'") != std::string::npos;

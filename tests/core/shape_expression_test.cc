@@ -38,6 +38,13 @@ TEST(ShapeExpression, EvaluatesWithTheUsualPrecedence) {
   EXPECT_EQ(value_of("3", v), 3);
 }
 
+TEST(ShapeExpression, CountsOfOperationsMayBeLonger) {
+  constexpr auto kFormula = parse::expression<Formula>("T*((2*repeat-1)*(2*n*n+n)+4*n*n)");
+  const Linear v = evaluate(kFormula, values({{"T", 5}, {"repeat", 20}, {"n", 4}}));
+  EXPECT_TRUE(v.solvable);
+  EXPECT_EQ(v.value, 5 * 1468);
+}
+
 TEST(ShapeExpression, SaysWhenThereIsNoValue) {
   EXPECT_EQ(value_of("n+1", {}), -1);
   EXPECT_EQ(value_of("hd/group", values({{"hd", 33}, {"group", 32}})), -1);

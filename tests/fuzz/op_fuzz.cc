@@ -38,10 +38,11 @@ class Fuzz {
                    bytes_.PickValueInArray<int64_t>({2, 1, 3, 4, 0, 5}));
     }
     set_attributes(call);
-    const auto& tensors = call.schema().tensors;
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (tensors[i].is_output || chance(tensors[i].is_optional ? 128 : 4)) continue;
-      call.tensor(i) = any_tensor(tensors[i]);
+    set_list_lengths(call);
+    for (size_t i = 0; i < call.slots(); ++i) {
+      const TensorSpec& spec = call.spec_of(i);
+      if (spec.is_output || chance(spec.is_optional && !spec.is_list ? 128 : 4)) continue;
+      call.tensor(i) = any_tensor(spec);
     }
     set_outputs(call);
     run_on_memory(call);
@@ -70,6 +71,19 @@ class Fuzz {
         text = bytes_.PickValueInArray(kTexts);
       }
       call.set_attribute_text(a.name, text);
+    }
+  }
+
+  // Mostly what the symbols of this run say, or none at all where that is allowed.
+  void set_list_lengths(ehc::DynamicCall& call) {
+    const auto& tensors = call.schema().tensors;
+    const bool optional_ones = bytes_.ConsumeBool();
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!tensors[i].is_list || tensors[i].is_output) continue;
+      int64_t length = dimension(tensors[i].length);
+      if (tensors[i].is_optional && !optional_ones) length = 0;
+      if (chance(4)) length = bytes_.ConsumeIntegralInRange<int64_t>(0, 5);
+      call.set_list_length(i, static_cast<size_t>(length));
     }
   }
 
@@ -169,13 +183,13 @@ class Fuzz {
   // Mostly what the call makes; sometimes the memory of an input, or anything.
   void set_outputs(ehc::DynamicCall& call) {
     const std::vector<Tensor> made = call.outputs();
-    const auto& tensors = call.schema().tensors;
     for (size_t i = 0; i < made.size(); ++i) {
-      if (!tensors[i].is_output) continue;
+      const TensorSpec& spec = call.spec_of(i);
+      if (!spec.is_output) continue;
       if (chance(4)) {
-        call.tensor(i) = any_tensor(tensors[i]);
-      } else if (chance(24) && tensors[i].alias_index >= 0) {
-        call.tensor(i) = call.tensor(static_cast<size_t>(tensors[i].alias_index));
+        call.tensor(i) = any_tensor(spec);
+      } else if (chance(24) && spec.alias_index >= 0) {
+        call.tensor(i) = call.tensor(call.slot_at(static_cast<size_t>(spec.alias_index)));
       } else if (made[i].present() && !chance(4)) {
         Tensor& t = call.tensor(i);
         t = made[i];

@@ -12,7 +12,9 @@
 //                           rows_can_stream)
 //   exp_nonpositive,        at most 2, 2 and 4 ulp, never overflow inside, NaN kept; no libm, so
 //   sigmoid, add_silu       that a tail has the bits of a body filled up with zeros
+//   sigmoid_slope           s (1 - s) for s = sigmoid, without cancellation
 //   reduce_add              fixed tree
+//   transpose               kLanes vectors of kLanes lanes
 //   prefetch, prefetch_near into the second-level and the first-level cache
 // `fma` rounds once everywhere, also where the processor has no such instruction.
 #pragma once
@@ -88,6 +90,18 @@ EHC_SIMD void store_some(A* p, Pair x, int64_t count, bool streaming) {
   } else {
     store(p, x);
   }
+}
+
+// Copies bits, not values, so that no NaN changes; past the caches when `streaming`, for which both
+// ends must allow it.
+EHC_SIMD void move_bits(void* to, const void* from, size_t bytes, bool streaming) {
+  constexpr size_t kStep = kPair * sizeof(float);
+  size_t done = 0;
+  for (; streaming && done + kStep <= bytes; done += kStep) {
+    stream(reinterpret_cast<float*>(static_cast<char*>(to) + done),
+           load(reinterpret_cast<const float*>(static_cast<const char*>(from) + done)));
+  }
+  std::memcpy(static_cast<char*>(to) + done, static_cast<const char*>(from) + done, bytes - done);
 }
 
 // sum + x^2 over the first `count` elements at p, at most a pair of them.
@@ -187,6 +201,13 @@ EHC_SIMD Vec exp_nonpositive(Vec x) {
 EHC_SIMD Vec sigmoid(Vec x) {
   const Vec e = exp_nonpositive(minus_magnitude(x));
   return div(select_negative(x, e, splat(1.0f)), add(splat(1.0f), e));
+}
+
+// s (1 - s) for s = sigmoid(x), as e / (1 + e)^2 with e = e^-|x|.
+EHC_SIMD Vec sigmoid_slope(Vec x) {
+  const Vec e = exp_nonpositive(minus_magnitude(x));
+  const Vec sum = add(splat(1.0f), e);
+  return div(e, mul(sum, sum));
 }
 
 // y + x * sigmoid(x) for kPairs pairs, rounded once; x * e^x / (1 + e^x) for negative x. Division

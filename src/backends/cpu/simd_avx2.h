@@ -29,6 +29,10 @@ EHC_SIMD Vec fma(Vec x, Vec y, Vec z) { return _mm256_fmadd_ps(x, y, z); }
 EHC_SIMD Vec minus_magnitude(Vec x) { return _mm256_or_ps(x, splat(-0.0f)); }
 // The instructions return their second operand when either is NaN.
 EHC_SIMD Vec max_keep_nan(Vec bound, Vec x) { return _mm256_max_ps(bound, x); }
+EHC_SIMD Vec min_or_second(Vec x, Vec y) { return _mm256_min_ps(x, y); }
+EHC_SIMD bool all_at_least(Vec x, float bound) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(x, splat(bound), _CMP_GE_OQ)) == 0xff;
+}
 // -min(|x|, bound); -bound for NaN.
 EHC_SIMD Vec minus_magnitude(Vec x, float bound) {
   return _mm256_max_ps(minus_magnitude(x), splat(-bound));
@@ -60,6 +64,26 @@ EHC_SIMD float reduce_add(Vec x) {
   __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
   return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+
+// Lane i of vector j becomes lane j of vector i.
+EHC_SIMD void transpose(Vec* x) {
+  Vec pairs[8], quads[8];
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+  }
+  // quads[i + k]: in its block b of four lanes, column 4b + k of rows i .. i + 3
+  for (int i = 0; i < 8; i += 4) {
+    quads[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    quads[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+    quads[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    quads[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+  }
+  for (int k = 0; k < 4; ++k) {
+    x[k] = _mm256_permute2f128_ps(quads[k], quads[4 + k], 0x20);
+    x[4 + k] = _mm256_permute2f128_ps(quads[k], quads[4 + k], 0x31);
+  }
 }
 
 EHC_SIMD void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }

@@ -33,6 +33,10 @@ EHC_SIMD Vec fma(Vec x, Vec y, Vec z) { return _mm512_fmadd_ps(x, y, z); }
 EHC_SIMD Vec minus_magnitude(Vec x) { return _mm512_or_ps(x, splat(-0.0f)); }
 // The instructions return their second operand when either is NaN.
 EHC_SIMD Vec max_keep_nan(Vec bound, Vec x) { return _mm512_max_ps(bound, x); }
+EHC_SIMD Vec min_or_second(Vec x, Vec y) { return _mm512_min_ps(x, y); }
+EHC_SIMD bool all_at_least(Vec x, float bound) {
+  return _mm512_cmp_ps_mask(x, splat(bound), _CMP_GE_OQ) == 0xffff;
+}
 // -min(|x|, bound); -bound for NaN.
 EHC_SIMD Vec minus_magnitude(Vec x, float bound) {
   constexpr int kSmallerMagnitude = 2, kNegative = 3 << 2;
@@ -62,6 +66,40 @@ EHC_SIMD float reduce_add(Vec x) {
   __m128 sum = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
   sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
   return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+
+EHC_SIMD Vec low_doubles(Vec x, Vec y) {
+  return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+}
+EHC_SIMD Vec high_doubles(Vec x, Vec y) {
+  return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+}
+
+// Lane i of vector j becomes lane j of vector i.
+EHC_SIMD void transpose(Vec* x) {
+  Vec pairs[16], quads[16];
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+  }
+  // quads[i + k]: in its block b of four lanes, column 4b + k of rows i .. i + 3
+  for (int i = 0; i < 16; i += 4) {
+    quads[i] = low_doubles(pairs[i], pairs[i + 2]);
+    quads[i + 1] = high_doubles(pairs[i], pairs[i + 2]);
+    quads[i + 2] = low_doubles(pairs[i + 1], pairs[i + 3]);
+    quads[i + 3] = high_doubles(pairs[i + 1], pairs[i + 3]);
+  }
+  constexpr int kEven = 0x88, kOdd = 0xdd;  // blocks 0 and 2, or 1 and 3, of both
+  for (int k = 0; k < 4; ++k) {
+    const Vec even = _mm512_shuffle_f32x4(quads[k], quads[4 + k], kEven);
+    const Vec odd = _mm512_shuffle_f32x4(quads[k], quads[4 + k], kOdd);
+    const Vec even_below = _mm512_shuffle_f32x4(quads[8 + k], quads[12 + k], kEven);
+    const Vec odd_below = _mm512_shuffle_f32x4(quads[8 + k], quads[12 + k], kOdd);
+    x[k] = _mm512_shuffle_f32x4(even, even_below, kEven);
+    x[4 + k] = _mm512_shuffle_f32x4(odd, odd_below, kEven);
+    x[8 + k] = _mm512_shuffle_f32x4(even, even_below, kOdd);
+    x[12 + k] = _mm512_shuffle_f32x4(odd, odd_below, kOdd);
+  }
 }
 
 EHC_SIMD void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }

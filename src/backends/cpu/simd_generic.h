@@ -110,6 +110,17 @@ EHC_SIMD float reduce_add(Vec x) {
   return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
+// Lane i of vector j becomes lane j of vector i.
+EHC_SIMD void transpose(Vec* x) {
+  for (int i = 0; i < kLanes; ++i) {
+    for (int k = 0; k < i; ++k) {
+      const float swapped = x[i].lane[k];
+      x[i].lane[k] = x[k].lane[i];
+      x[k].lane[i] = swapped;
+    }
+  }
+}
+
 EHC_SIMD void prefetch(const void* p) { __builtin_prefetch(p); }
 EHC_SIMD void prefetch_near(const void* p) { __builtin_prefetch(p); }
 EHC_SIMD void stream_fence() {}

@@ -35,7 +35,7 @@ constexpr auto kTable = table(
     attribute<&P::dilation>("dilation").at_least(1).fixes("dilation"),
     attribute<&P::conv_eps>("conv_eps").positive(), out<&P::out>("out", "A[T,n,d]"),
     out<&P::new_state>("state", "F32[B,(w-1)*dilation,n,d]", "state").may_alias("state"),
-    default_symbol("B", 1, "cu_seqlens"));
+    default_symbol("B", 1, "cu_seqlens"), flops("T*n*d*(2*w+10)"));
 
 void check_borders(const Schema& schema, const Bound& bound, const void* params) {
   check_sequences(schema, static_cast<const P*>(params)->cu_seqlens, bound["T"]);

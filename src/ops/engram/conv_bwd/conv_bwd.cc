@@ -42,7 +42,7 @@ constexpr auto kTable = table(
     out<&P::grad_conv_weight>("grad_conv_weight", "F32[n,d,w]").may_alias("grad_conv_weight_acc"),
     out<&P::grad_conv_norm_weight>("grad_conv_norm_weight", "F32[n,d]")
         .may_alias("grad_conv_norm_weight_acc"),
-    default_symbol("B", 1, "cu_seqlens"));
+    default_symbol("B", 1, "cu_seqlens"), flops("T*n*d*(6*w+23)"));
 
 void check_borders(const Schema& schema, const Bound& bound, const void* params) {
   check_sequences(schema, static_cast<const P*>(params)->cu_seqlens, bound["T"]);

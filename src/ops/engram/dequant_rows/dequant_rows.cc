@@ -16,13 +16,13 @@ namespace {
 
 using P = DequantRows;
 
-constexpr auto kTable =
-    table("engram.dequant_rows", "models 2", "table rows from their 8-bit format",
-          in<&P::weight>("weight", "F8_E4M3/U8[rows,hd]"),
-          in<&P::scale>("scale", "F8_E8M0/U8[rows,hd/group]"),
-          attribute<&P::group>("group").at_least(1).fixes("group"),
-          call_choice("out_dtype", "BF16/F16/F32", "BF16"),
-          out<&P::values>("values", "X:BF16/F16/F32[rows,hd]").dtype_from("out_dtype"));
+constexpr auto kTable = table(
+    "engram.dequant_rows", "models 2", "table rows from their 8-bit format",
+    in<&P::weight>("weight", "F8_E4M3/U8[rows,hd]"),
+    in<&P::scale>("scale", "F8_E8M0/U8[rows,hd/group]"),
+    attribute<&P::group>("group").at_least(1).fixes("group"),
+    call_choice("out_dtype", "BF16/F16/F32", "BF16"),
+    out<&P::values>("values", "X:BF16/F16/F32[rows,hd]").dtype_from("out_dtype"), flops("rows*hd"));
 
 DequantRowsArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);

@@ -26,7 +26,8 @@ constexpr auto kTable = table(
     out<&P::rstd_residual>("rstd_residual", "F32[T,n]", "save"),
     out<&P::rstd_key>("rstd_key", "F32[T,n]", "save"),
     out<&P::value_mean_square>("value_mean_square", "F32[T]", "mode=stats"),
-    all_or_none("dot rstd_residual rstd_key"));
+    all_or_none("dot rstd_residual rstd_key"), flops("7*T*n*d"), flops("2*T*n*d", "mode=add"),
+    flops("T*n*d", "mode=value"), flops("2*T*d", "mode=stats"));
 
 void check_saving(const Schema& schema, const Bound&, const void* params) {
   const P& p = *static_cast<const P*>(params);

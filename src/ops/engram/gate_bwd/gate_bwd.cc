@@ -3,10 +3,10 @@
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
 #include "core/registry.h"
+#include "core/token_chunks.h"
 #include "core/workspace.h"
 #include "ops/engram/shared/gate_bwd_call.h"
 #include "ops/engram/shared/gate_bwd_reference.h"
-#include "ops/engram/shared/token_chunks.h"
 
 namespace ehc::engram {
 
@@ -27,7 +27,8 @@ constexpr auto kTable = table(
     attribute<&P::clamp>("clamp").positive(),
     attribute<&P::eps>("eps").positive().required_without("dot"),
     out<&P::grad_residual>("grad_residual", "A[T,n,d]"), grad_kv_group<P>(),
-    out<&P::grad_weight_partial>("grad_weight_partial", "F32[P,n,d]"));
+    out<&P::grad_weight_partial>("grad_weight_partial", "F32[P,n,d]"), flops("16*T*n*d"),
+    flops("7*T*n*d", "!dot"));
 
 void count_partials(Bound& bound, const void*) {
   bound.symbols.set(symbol("P"), chunks_of_tokens(bound["T"]));

@@ -29,13 +29,7 @@ inline void move_row(const In* from, Out* to, int64_t width, bool streaming) {
 // Same type: bits are moved, not values, so that no NaN changes.
 template <class A>
 inline void move_row(const A* from, A* to, int64_t width, bool streaming) {
-  const auto bytes = static_cast<size_t>(width) * sizeof(A);
-  if (streaming && bytes % (kPair * sizeof(float)) == 0) {
-    convert(reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to),
-            static_cast<int64_t>(bytes / sizeof(float)), true);
-  } else {
-    std::memcpy(to, from, bytes);
-  }
+  simd::move_bits(to, from, static_cast<size_t>(width) * sizeof(A), streaming);
 }
 
 // Always inline: GCC drops calls of a function that does nothing but prefetch.

@@ -39,7 +39,7 @@ constexpr auto kTable = table(
     out<&P::grad_table>("grad_table", "F32[rows,hd]", "form=dense").may_alias("grad_table_acc"),
     out<&P::unique_rows>("unique_rows", "X:I32/I64[U]", "form=sparse").dtype_from("indices"),
     out<&P::grad_rows>("grad_rows", "F32[U,hd]", "form=sparse"),
-    one_of("grad_table | unique_rows grad_rows"));
+    one_of("grad_table | unique_rows grad_rows"), flops("T*C*hd"));
 
 // Room for as many unique rows as there are indices.
 void bind_capacity(Bound& b, const void*) {

@@ -23,7 +23,8 @@ constexpr auto kTable = table(
     in<&P::scale>("scale", "F8_E8M0/U8[rows,hd/group]"), in<&P::indices>("indices", "I32/I64[T,C]"),
     attribute<&P::group>("group").at_least(1).fixes("group"),
     call_choice("out_dtype", "BF16/F16/F32", "BF16"),
-    out<&P::embedding>("embedding", "X:BF16/F16/F32[T,C*hd]").dtype_from("out_dtype"));
+    out<&P::embedding>("embedding", "X:BF16/F16/F32[T,C*hd]").dtype_from("out_dtype"),
+    flops("T*C*hd"));
 
 template <auto Rows>
 void run_cpu(const Call& call) {

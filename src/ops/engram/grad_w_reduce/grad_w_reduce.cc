@@ -25,7 +25,8 @@ constexpr auto kTable = table(
     in<&P::grad_weight_embed_acc>("grad_weight_embed_acc", "F32[n,d]").optional(),
     out<&P::grad_weight_hidden>("grad_weight_hidden", "F32[n,d]")
         .may_alias("grad_weight_hidden_acc"),
-    out<&P::grad_weight_embed>("grad_weight_embed", "F32[n,d]").may_alias("grad_weight_embed_acc"));
+    out<&P::grad_weight_embed>("grad_weight_embed", "F32[n,d]").may_alias("grad_weight_embed_acc"),
+    flops("(P+4)*n*d"));
 
 WeightGradient weight_gradient(const Tensor& other, const Tensor& accumulated, const Tensor& grad) {
   return {{other.dtype, other.data, other.stride[0]},

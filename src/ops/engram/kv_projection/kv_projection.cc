@@ -19,10 +19,11 @@ namespace {
 
 using P = KvProjectionForward;
 
-constexpr auto kTable = table(
-    "engram.kv_projection_fwd", "1.7", "keys and value of an embedding",
-    in<&P::embedding>("embedding", "A[T,E]"), in<&P::weight>("weight", "A[n+1,d,E]"),
-    in<&P::bias>("bias", "A[n+1,d]").optional(), out<&P::kv>("kv", "A[T,n+1,d]"), BatchDependent{});
+constexpr auto kTable =
+    table("engram.kv_projection_fwd", "1.7", "keys and value of an embedding",
+          in<&P::embedding>("embedding", "A[T,E]"), in<&P::weight>("weight", "A[n+1,d,E]"),
+          in<&P::bias>("bias", "A[n+1,d]").optional(), out<&P::kv>("kv", "A[T,n+1,d]"),
+          BatchDependent{}, flops("2*T*E*(n+1)*d"), flops("T*(n+1)*d", "bias"));
 
 ProjectionArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);

@@ -30,7 +30,8 @@ constexpr auto kTable =
           in<&P::grad_bias_acc>("grad_bias_acc", "F32[n+1,d]").optional(),
           out<&P::grad_embedding>("grad_embedding", "A[T,E]"),
           out<&P::grad_weight>("grad_weight", "F32[n+1,d,E]").may_alias("grad_weight_acc"),
-          out<&P::grad_bias>("grad_bias", "F32[n+1,d]").may_alias("grad_bias_acc"));
+          out<&P::grad_bias>("grad_bias", "F32[n+1,d]").may_alias("grad_bias_acc"),
+          flops("4*T*E*(n+1)*d"), flops("T*(n+1)*d"));
 
 ProjectionBackwardArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);

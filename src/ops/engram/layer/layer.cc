@@ -50,7 +50,8 @@ constexpr auto kTable = table(
     out<&P::rstd_residual>("rstd_residual", "F32[T,n]", "save"),
     out<&P::rstd_key>("rstd_key", "F32[T,n]", "save"),
     out<&P::new_state>("state", "F32[B,(w-1)*dilation,n,d]", "state").may_alias("state"),
-    all_or_none("dot alpha rstd_residual rstd_key"), default_symbol("B", 1, "cu_seqlens"));
+    all_or_none("dot alpha rstd_residual rstd_key"), default_symbol("B", 1, "cu_seqlens"),
+    flops("9*T*n*d"), flops("T*n*d*(2*w+10)", "conv_weight"));
 
 void check_sequence_arguments(const Schema& schema, const Bound& bound, const void* params) {
   const P& p = *static_cast<const P*>(params);

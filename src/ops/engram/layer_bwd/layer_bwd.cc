@@ -3,6 +3,7 @@
 #include "backends/cpu/isa.h"
 #include "core/parallel.h"
 #include "core/registry.h"
+#include "core/token_chunks.h"
 #include "core/workspace.h"
 #include "ehc/engram/fused_weight.h"
 #include "ehc/engram/grad_w_reduce.h"
@@ -13,7 +14,6 @@
 #include "ops/engram/shared/gate_bwd_reference.h"
 #include "ops/engram/shared/layer_bwd_reference.h"
 #include "ops/engram/shared/sequences.h"
-#include "ops/engram/shared/token_chunks.h"
 
 namespace ehc::engram {
 
@@ -46,7 +46,9 @@ constexpr auto kTable = table(
         .may_alias("grad_conv_weight_acc"),
     out<&P::grad_conv_norm_weight>("grad_conv_norm_weight", "F32[n,d]", "conv_weight")
         .may_alias("grad_conv_norm_weight_acc"),
-    default_symbol("B", 1, "cu_seqlens"));
+    default_symbol("B", 1, "cu_seqlens"),
+    // The gate's statistics again, its gradients, and those of its two norm weights.
+    flops("23*T*n*d"), flops("5*n*d"), flops("T*n*d*(6*w+24)", "conv_weight"));
 
 const P& params_of(const Call& call) { return *static_cast<const P*>(call.params); }
 

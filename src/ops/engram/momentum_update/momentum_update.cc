@@ -20,7 +20,8 @@ constexpr auto kTable = table(
     in<&P::grad>("grad", "W[rows,hd]"), in<&P::momentum>("momentum", "W[rows,hd]"),
     attribute<&P::beta>("beta").between(0, 1), attribute<&P::nesterov>("nesterov"),
     out<&P::update>("update", "F32[rows,hd]"),
-    out<&P::new_momentum>("momentum", "W[rows,hd]").typed_like("momentum").may_alias("momentum"));
+    out<&P::new_momentum>("momentum", "W[rows,hd]").typed_like("momentum").may_alias("momentum"),
+    flops("3*rows*hd"), flops("3*rows*hd", "nesterov"));
 
 template <auto Rows>
 void run_cpu(const Call& call) {

@@ -47,7 +47,9 @@ constexpr auto kDenseTable =
           in<&OptimizerStep::momentum>("momentum", "W[rows,hd]"), constants<OptimizerStep>(),
           new_state<OptimizerStep>(),
           // The update: written once, read by each round and by the last pass.
-          workspace_traffic("4*rows*hd*(repeat+2)"));
+          workspace_traffic("4*rows*hd*(repeat+2)"), SumsOverRows{},
+          // Momentum, norms of its rows, 7 a round, 5 of the last pass, 2 of the weight.
+          flops("rows*hd*(7*repeat+12)"), flops("3*rows*hd", "nesterov"));
 
 // The other two are functions of C++ alone: the contract of calls by name has no such operators.
 template <class P>

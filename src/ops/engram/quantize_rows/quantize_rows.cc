@@ -16,11 +16,12 @@ namespace {
 
 using P = QuantizeRows;
 
-constexpr auto kTable = table("engram.quantize_rows", "1.6", "table rows in their 8-bit format",
-                              in<&P::values>("values", "F32/BF16[rows,hd]"),
-                              attribute<&P::group>("group").at_least(1).fixes("group"),
-                              out<&P::weight>("weight", "F8_E4M3[rows,hd]"),
-                              out<&P::scale>("scale", "F8_E8M0[rows,hd/group]"));
+constexpr auto kTable =
+    table("engram.quantize_rows", "1.6", "table rows in their 8-bit format",
+          in<&P::values>("values", "F32/BF16[rows,hd]"),
+          attribute<&P::group>("group").at_least(1).fixes("group"),
+          out<&P::weight>("weight", "F8_E4M3[rows,hd]"),
+          out<&P::scale>("scale", "F8_E8M0[rows,hd/group]"), flops("2*rows*hd"));
 
 // The group is an attribute here, so its error is said before the outputs' shapes are asked for.
 void check_group(Bound& b, const void* params) {

@@ -41,7 +41,7 @@ constexpr auto kStepTable =
           attribute<&SinkhornStep::eps>("eps").positive(),
           out<&SinkhornStep::row_norm>("row_norm", "F32[rows]"),
           out<&SinkhornStep::new_row_scale>("row_scale", "F32[rows]").may_alias("row_scale"),
-          out<&SinkhornStep::col_partial>("col_partial", "F32[P,hd]"));
+          out<&SinkhornStep::col_partial>("col_partial", "F32[P,hd]"), flops("7*rows*hd"));
 
 void count_partials(Bound& bound, const void*) {
   bound.symbols.set(symbol("P"), sinkhorn_chunks(bound["rows"]));
@@ -107,7 +107,8 @@ constexpr auto kReduceTable = table(
     attribute<&SinkhornStepReduce::eps>("eps").positive().required_with("col_scale"),
     out<&SinkhornStepReduce::col_sumsq>("col_sumsq", "F32[hd]"),
     out<&SinkhornStepReduce::new_col_scale>("col_scale", "F32[hd]", "col_scale")
-        .may_alias("col_scale"));
+        .may_alias("col_scale"),
+    flops("P*hd"), flops("3*hd", "col_scale"));
 
 template <auto Columns>
 void run_reduce(const Call& call) {
@@ -143,14 +144,14 @@ constexpr Operator kReduce =
 
 // --- finalize ---
 
-constexpr auto kFinalizeTable =
-    table("engram.sinkhorn_finalize", "1.12d", "an update with rows of equal norm",
-          in<&SinkhornFinalize::update>("update", "F32[rows,hd]"),
-          in<&SinkhornFinalize::row_scale>("row_scale", "F32[rows]"),
-          in<&SinkhornFinalize::col_scale>("col_scale", "F32[hd]"),
-          attribute<&SinkhornFinalize::eps>("eps").positive(),
-          attribute<&SinkhornFinalize::alpha>("alpha").positive(),
-          out<&SinkhornFinalize::out>("out", "F32[rows,hd]").may_alias("update"));
+constexpr auto kFinalizeTable = table(
+    "engram.sinkhorn_finalize", "1.12d", "an update with rows of equal norm",
+    in<&SinkhornFinalize::update>("update", "F32[rows,hd]"),
+    in<&SinkhornFinalize::row_scale>("row_scale", "F32[rows]"),
+    in<&SinkhornFinalize::col_scale>("col_scale", "F32[hd]"),
+    attribute<&SinkhornFinalize::eps>("eps").positive(),
+    attribute<&SinkhornFinalize::alpha>("alpha").positive(),
+    out<&SinkhornFinalize::out>("out", "F32[rows,hd]").may_alias("update"), flops("5*rows*hd"));
 
 template <auto Rows>
 void run_finalize(const Call& call) {

@@ -1,0 +1,86 @@
+#include "ehc/mhc/merge.h"
+
+#include "backends/cpu/isa.h"
+#include "core/registry.h"
+#include "ops/mhc/merge/merge_args.h"
+#include "ops/mhc/shared/stream_call.h"
+
+namespace ehc::mhc {
+
+namespace {
+
+using F = MergeForward;
+using B = MergeBackward;
+
+constexpr auto kForwardTable =
+    table("mhc.merge_fwd", "2.2", "weight of the RMS norm merged into the projection",
+          in<&F::fn>("fn", "F32[M,K]"), in<&F::norm_weight>("norm_weight", "F32[K]"),
+          out<&F::fn_merged>("fn_merged", "F32[M,K]"), flops("M*K"));
+
+constexpr auto kBackwardTable =
+    table("mhc.merge_bwd", "2.2", "gradients of projection and norm weight",
+          in<&B::grad_fn_merged>("grad_fn_merged", "F32[M,K]"), in<&B::fn>("fn", "F32[M,K]"),
+          in<&B::norm_weight>("norm_weight", "F32[K]"),
+          in<&B::grad_fn_acc>("grad_fn_acc", "F32[M,K]").optional(),
+          in<&B::grad_norm_weight_acc>("grad_norm_weight_acc", "F32[K]").optional(),
+          out<&B::grad_fn>("grad_fn", "F32[M,K]").may_alias("grad_fn_acc"),
+          out<&B::grad_norm_weight>("grad_norm_weight", "F32[K]").may_alias("grad_norm_weight_acc"),
+          flops("4*M*K"));
+
+// Columns of which a thread takes at least so many.
+int64_t grain_of(int64_t mixes) { return 32768 / mixes; }
+
+template <auto Columns>
+void run_forward(const Call& call) {
+  const F& p = *static_cast<const F*>(call.params);
+  const MergeForwardArgs args = {call.bound["M"], mix_rows(p.fn), p.norm_weight.as<float>(),
+                                 mix_rows(p.fn_merged)};
+  parallel_for(call.context, call.bound["K"], grain_of(args.mixes),
+               [&](int64_t begin, int64_t end) { Columns(args, begin, end); });
+}
+
+template <auto Columns>
+void run_backward(const Call& call) {
+  const B& p = *static_cast<const B*>(call.params);
+  const MergeBackwardArgs args = {.mixes = call.bound["M"],
+                                  .grad_merged = mix_rows(p.grad_fn_merged),
+                                  .fn = mix_rows(p.fn),
+                                  .norm_weight = p.norm_weight.as<float>(),
+                                  .grad_fn_acc = mix_rows(p.grad_fn_acc),
+                                  .grad_weight_acc = p.grad_norm_weight_acc.as<float>(),
+                                  .grad_fn = mix_rows(p.grad_fn),
+                                  .grad_weight = p.grad_norm_weight.as<float>()};
+  parallel_for(call.context, call.bound["K"], grain_of(args.mixes),
+               [&](int64_t begin, int64_t end) { Columns(args, begin, end); });
+}
+
+constexpr Implementation kForwardImplementations[] = {
+#define EHC_LIST(isa)                                                                              \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_forward<&isa::merge_fwd_columns>, \
+   nullptr},
+    EHC_EACH_ISA(EHC_LIST)
+#undef EHC_LIST
+        {"reference", Device::cpu, nullptr, &run_forward<&merge_fwd_reference<double>>, nullptr},
+    {"reference.f32", Device::cpu, nullptr, &run_forward<&merge_fwd_reference<float>>, nullptr},
+};
+
+constexpr Implementation kBackwardImplementations[] = {
+#define EHC_LIST(isa)                                       \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
+   &run_backward<&isa::merge_bwd_columns>, nullptr},
+    EHC_EACH_ISA(EHC_LIST)
+#undef EHC_LIST
+        {"reference", Device::cpu, nullptr, &run_backward<&merge_bwd_reference<double>>, nullptr},
+    {"reference.f32", Device::cpu, nullptr, &run_backward<&merge_bwd_reference<float>>, nullptr},
+};
+
+constexpr Operator kMergeForward = make_operator<F>(kForwardTable, kForwardImplementations);
+constexpr Operator kMergeBackward = make_operator<B>(kBackwardTable, kBackwardImplementations);
+
+}  // namespace
+
+EHC_DEFINE_CALLS(merge_fwd, MergeForward, kMergeForward);
+EHC_DEFINE_CALLS(merge_bwd, MergeBackward, kMergeBackward);
+EHC_REGISTER(merge, &kMergeForward, &kMergeBackward);
+
+}  // namespace ehc::mhc

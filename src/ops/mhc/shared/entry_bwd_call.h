@@ -1,0 +1,348 @@
+// The entry of a sublayer backwards, from the gradients of its outputs to those of the streams and
+// of the parameters; also of the head and of a first entry, see entry_call.h.
+#pragma once
+
+#include "core/token_chunks.h"
+#include "ops/mhc/shared/entry_call.h"
+
+namespace ehc::mhc {
+
+// A gradient of a parameter and what it is added to, F32. Null target: zeros.
+struct VectorGradient {
+  const float* target = nullptr;
+  float* gradient = nullptr;
+};
+struct ParameterGradients {
+  MixRows fn_target, fn;  // F32[N,K]
+  VectorGradient scale, base, norm_weight, layer_norm_weight;
+};
+
+inline VectorGradient vector_gradient(const Tensor& target, const Tensor& gradient) {
+  return {target.as<float>(), gradient.as<float>()};
+}
+template <class P>
+ParameterGradients parameter_gradients(const P& p) {
+  const MixGradients& t = p.targets;
+  const MixGradients& g = p.gradients;
+  ParameterGradients all = {mix_rows(t.grad_fn),
+                            mix_rows(g.grad_fn),
+                            vector_gradient(t.grad_scale, g.grad_scale),
+                            vector_gradient(t.grad_base, g.grad_base),
+                            vector_gradient(t.grad_norm_weight, g.grad_norm_weight),
+                            {}};
+  if constexpr (requires { p.grad_layer_norm_weight; }) {
+    all.layer_norm_weight = vector_gradient(p.grad_layer_norm_weight_acc, p.grad_layer_norm_weight);
+  }
+  return all;
+}
+
+// Which mix collapses the streams, and so gets a gradient from it.
+enum class Collapse {
+  own,      // the one that is made of these streams
+  earlier,  // one that was given
+  first,    // stream 0 alone
+};
+
+struct EntryBackwardArgs {
+  StreamRows grad_layer_input;                  // A[T,d]
+  Coefficients grad_pre, grad_post, grad_comb;  // of what the entry makes
+  StreamRows grad_streams;                      // A[T,n,d]: added to what comes out
+  GradientRows grad_out;                        // [T,n,d], of equal streams [T,d]; written
+  Collapse collapse = Collapse::own;
+  Coefficients earlier_pre, grad_earlier_pre;  // F32[T,n], with Collapse::earlier
+  bool chain = false;                          // round as separate operators do
+  ParameterGradients parameters;
+};
+// Null data of an upstream gradient: zeros.
+
+class EntryBackward {
+ public:
+  // Takes its arrays from the workspace and looks at no tensor.
+  EntryBackward(Context& context, const SublayerKernels& kernels, const Entry& entry,
+                const EntryState& state, const EntryBackwardArgs& args, Workspace& workspace)
+      : context_(context),
+        kernels_(kernels),
+        entry_(entry),
+        a_(entry.args()),
+        state_(state),
+        b_(args),
+        sizes_(a_.sizes),
+        pieces_(context, (a_.columns() + kNormFnStrip - 1) / kNormFnStrip, 1) {
+    const int64_t tokens = sizes_.tokens;
+    const int64_t n = sizes_.streams;
+    const int64_t chunks = chunks_of_tokens(tokens);
+    of_collapse_ = b_.grad_earlier_pre.data != nullptr
+                       ? b_.grad_earlier_pre
+                       : Coefficients{workspace.take<float>(tokens * n), n, 0};
+    grad_mixes_ = {workspace.take<float>(tokens * a_.mixes), a_.mixes, 0};
+    grad_mul_ = {workspace.take<float>(tokens * a_.mixes), 0, a_.mixes, 0};
+    grad_sqr_ = {workspace.take<float>(tokens), 0, 1, 0};
+    scale_ = workspace.take<float>(chunks * kScales);
+    base_ = workspace.take<float>(chunks * a_.mixes);
+    if (!a_.is_head) {
+      zeros_ = {workspace.take<float>(tokens * n), n, 0};
+      grad_logits_ = {workspace.take<float>(tokens * n * n), n * n, n};
+    }
+    if (a_.has_layer_norm()) {
+      row_ = take_rows(workspace, sizes_, 1, sizes_.activation);
+      grad_row_ = b_.chain ? GradientRows{row_, false}
+                           : GradientRows{take_rows(workspace, sizes_, 1, DType::f32), true};
+      layer_norm_ = workspace.take<float>(chunks * sizes_.hidden);
+    } else {
+      grad_row_ = {b_.grad_layer_input, false};
+    }
+    if (a_.is_broadcast) row_factor_ = {workspace.take<float>(tokens), 1, 0};
+    if (has_own_fn_gradient()) {
+      grad_factors_ = {workspace.take<float>(a_.mixes * a_.columns()), a_.columns()};
+    }
+    scratch_ = workspace.take<float>(pieces_.count * norm_fn_scratch_floats(a_.mixes));
+  }
+
+  // After entry.prepare(), with the state there.
+  void run() const {
+    fill_absent();
+    const int64_t tokens = sizes_.tokens;
+    parallel_chunks(context_, tokens, tokens_of_chunk(tokens),
+                    [&](int64_t chunk, int64_t begin, int64_t end) {
+                      if (has_row()) collapse_back(chunk, begin, end);
+                      coefficients_back(chunk, begin, end);
+                    });
+    add(a_.is_head ? 1 : kScales, scale_, b_.parameters.scale);
+    add(a_.mixes, base_, b_.parameters.base);
+    if (a_.has_layer_norm()) add(sizes_.hidden, layer_norm_, b_.parameters.layer_norm_weight);
+    project_back();
+    if (a_.is_broadcast) {
+      spread_fn_gradient();
+    } else if (has_own_fn_gradient()) {
+      parallel_for(context_, a_.columns(), 32768 / a_.mixes, [&](int64_t begin, int64_t end) {
+        kernels_.merge_bwd(merge_args(0), begin, end);
+      });
+    }
+  }
+
+ private:
+  static constexpr int64_t kScales = 3;
+
+  [[nodiscard]] bool has_row() const { return b_.grad_layer_input.data != nullptr; }
+  // Is what the product gives back not yet the gradient of fn?
+  [[nodiscard]] bool has_own_fn_gradient() const {
+    return a_.is_broadcast || a_.norm_weight != nullptr;
+  }
+  [[nodiscard]] const Coefficients& pre() const {
+    return b_.collapse == Collapse::earlier ? b_.earlier_pre : state_.pre;
+  }
+
+  // Zeros where nothing comes from above. Arrays of the workspace are packed.
+  void fill_absent() const {
+    const int64_t tokens = sizes_.tokens;
+    const int64_t n = sizes_.streams;
+    if (!has_row()) {
+      for (int64_t t = 0; t < tokens; ++t) {
+        std::fill_n(of_collapse_.data + t * of_collapse_.token_stride, n, 0.0F);
+      }
+      if (a_.has_layer_norm()) {
+        std::fill_n(layer_norm_, chunks_of_tokens(tokens) * sizes_.hidden, 0.0F);
+      }
+    }
+    if (a_.is_head) return;
+    std::fill_n(zeros_.data, tokens * n, 0.0F);
+    if (b_.grad_comb.data == nullptr) std::fill_n(grad_logits_.data, tokens * n * n, 0.0F);
+  }
+
+  void collapse_back(int64_t chunk, int64_t begin, int64_t end) const {
+    if (a_.has_layer_norm()) normalise_back(chunk, begin, end);
+    if (b_.collapse == Collapse::first) return;
+    if (!b_.chain) {
+      kernels_.grad_pre({sizes_, grad_row_, a_.streams, of_collapse_}, begin, end);
+      return;
+    }
+    kernels_.collapse_bwd({.sizes = sizes_,
+                           .grad_layer_input = grad_row_.rows,
+                           .residual = a_.streams,
+                           .pre = pre(),
+                           .grad_residual_acc = b_.grad_streams,
+                           .grad_residual = b_.grad_out.rows,
+                           .grad_pre = of_collapse_},
+                          begin, end);
+  }
+
+  void normalise_back(int64_t chunk, int64_t begin, int64_t end) const {
+    StreamRows row = row_;
+    if (b_.collapse == Collapse::first) {
+      row = a_.streams;
+    } else {
+      kernels_.collapse({sizes_, a_.streams, pre(), row_}, Tile{begin, end, 0, sizes_.hidden});
+    }
+    kernels_.normalise_bwd({.sizes = sizes_,
+                            .rows = row,
+                            .grad = b_.grad_layer_input,
+                            .weight_type = a_.layer_norm_type,
+                            .weight = a_.layer_norm_weight,
+                            .eps = a_.layer_norm_eps,
+                            .grad_rows = grad_row_},
+                           begin, end, layer_norm_ + chunk * sizes_.hidden);
+  }
+
+  // The gradient of the mix that these streams make.
+  [[nodiscard]] Coefficients grad_own_pre(int64_t begin, int64_t end) const {
+    if (b_.collapse != Collapse::own) return b_.grad_pre.data != nullptr ? b_.grad_pre : zeros_;
+    if (b_.grad_pre.data == nullptr) return of_collapse_;
+    for (int64_t t = begin; t < end; ++t) {
+      const float* given = b_.grad_pre.data + t * b_.grad_pre.token_stride;
+      float* sum = of_collapse_.data + t * of_collapse_.token_stride;
+      for (int64_t i = 0; i < sizes_.streams; ++i) sum[i] += given[i];
+    }
+    return of_collapse_;
+  }
+
+  void coefficients_back(int64_t chunk, int64_t begin, int64_t end) const {
+    const Coefficients grad_pre = grad_own_pre(begin, end);
+    float* scale = scale_ + chunk * kScales;
+    float* base = base_ + chunk * a_.mixes;
+    if (a_.is_head) {
+      kernels_.head_mix_bwd({.streams = sizes_.streams,
+                             .grad_pre = grad_pre,
+                             .mixes = state_.mixes,
+                             .scale = a_.scale,
+                             .base = a_.base,
+                             .grad_mixes = grad_mixes_},
+                            begin, end, scale, base);
+    } else {
+      if (b_.grad_comb.data != nullptr) {
+        kernels_.sinkhorn_bwd({a_.sinkhorn, b_.grad_comb, state_.comb_logits, grad_logits_}, begin,
+                              end);
+      }
+      kernels_.split_bwd({.streams = sizes_.streams,
+                          .grad_pre = grad_pre,
+                          .grad_post = b_.grad_post.data != nullptr ? b_.grad_post : zeros_,
+                          .grad_comb_logits = grad_logits_,
+                          .mixes = state_.mixes,
+                          .scale = a_.scale,
+                          .base = a_.base,
+                          .post_mult = a_.post_mult,
+                          .grad_mixes = grad_mixes_},
+                         {scale, base}, begin, end);
+    }
+    kernels_.reduce_bwd({.groups = 1,
+                         .mixes = a_.mixes,
+                         .rms = a_.rms,
+                         .grad_mixed = {grad_mixes_.data, 0, grad_mixes_.token_stride, 0},
+                         .mul = state_.mul,
+                         .sqr = state_.sqr,
+                         .grad_mul = grad_mul_,
+                         .grad_sqr = grad_sqr_},
+                        begin, end);
+    if (!a_.is_broadcast) return;
+    for (int64_t t = begin; t < end; ++t) {
+      float sum = 1;
+      if (b_.collapse == Collapse::own) {
+        const float* pre = state_.pre.data + t * state_.pre.token_stride;
+        sum = 0;
+        for (int64_t i = 0; i < sizes_.streams; ++i) sum += pre[i];
+      }
+      row_factor_.data[t] = sum;
+    }
+  }
+
+  void add(int64_t width, const float* partial, const VectorGradient& g) const {
+    // Partials of scales lie kScales apart, all others side by side.
+    const int64_t stride = partial == scale_ ? kScales : width;
+    kernels_.add_partials(
+        {chunks_of_tokens(sizes_.tokens), width, partial, stride, g.target, g.gradient});
+  }
+
+  void project_back() const {
+    const bool own = has_own_fn_gradient();
+    NormFnBackwardArgs args = {.sizes = a_.projected(),
+                               .mixes = a_.mixes,
+                               .groups = 1,
+                               .grad_mul = grad_mul_,
+                               .grad_sqr = grad_sqr_,
+                               .residual = a_.streams,
+                               .fn = entry_.factors(),
+                               .tf32 = a_.tf32,
+                               .grad_residual_acc = b_.grad_streams,
+                               .grad_fn_acc = own ? MixRows{} : b_.parameters.fn_target,
+                               .grad_residual = b_.grad_out,
+                               .grad_fn = own ? grad_factors_ : b_.parameters.fn};
+    if (a_.is_broadcast) args.targets = sizes_.streams;
+    if (has_row() && b_.chain) {
+      args.grad_residual_acc = b_.grad_out.rows;
+    } else if (has_row()) {
+      args.grad_row = grad_row_;
+      args.row_factor = a_.is_broadcast ? row_factor_ : pre();
+    }
+    const int64_t floats = norm_fn_scratch_floats(a_.mixes);
+    pieces_.run(context_, [&](int64_t piece, int64_t begin, int64_t end) {
+      kernels_.project_bwd(args, begin * kNormFnStrip, std::min(a_.columns(), end * kNormFnStrip),
+                           scratch_ + piece * floats);
+    });
+  }
+
+  // From the gradient of the merged fn, whose columns start at `column` of fn.
+  [[nodiscard]] MergeBackwardArgs merge_args(int64_t column) const {
+    const ParameterGradients& p = b_.parameters;
+    const auto from = [&](const MixRows& rows) {
+      return rows.data == nullptr ? rows : MixRows{rows.data + column, rows.stride};
+    };
+    return {.mixes = a_.mixes,
+            .grad_merged = grad_factors_,
+            .fn = from(a_.fn),
+            .norm_weight = a_.norm_weight + column,
+            .grad_fn_acc = from(p.fn_target),
+            .grad_weight_acc =
+                p.norm_weight.target == nullptr ? nullptr : p.norm_weight.target + column,
+            .grad_fn = from(p.fn),
+            .grad_weight = p.norm_weight.gradient + column};
+  }
+
+  // Every part of a fn that was summed over its streams has the gradient of the sum.
+  void spread_fn_gradient() const {
+    const int64_t d = sizes_.hidden;
+    parallel_for(context_, sizes_.streams, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (a_.norm_weight != nullptr) {
+          kernels_.merge_bwd(merge_args(i * d), 0, d);
+        } else {
+          copy_fn_gradient(i * d);
+        }
+      }
+    });
+  }
+  void copy_fn_gradient(int64_t column) const {
+    const ParameterGradients& p = b_.parameters;
+    for (int64_t j = 0; j < a_.mixes; ++j) {
+      const float* sum = grad_factors_.data + j * grad_factors_.stride;
+      const float* target = p.fn_target.data == nullptr
+                                ? nullptr
+                                : p.fn_target.data + j * p.fn_target.stride + column;
+      float* to = p.fn.data + j * p.fn.stride + column;
+      for (int64_t c = 0; c < sizes_.hidden; ++c) {
+        to[c] = target == nullptr ? sum[c] : target[c] + sum[c];
+      }
+    }
+  }
+
+  Context& context_;
+  const SublayerKernels& kernels_;
+  const Entry& entry_;
+  const EntryArgs& a_;
+  EntryState state_;
+  EntryBackwardArgs b_;
+  StreamSizes sizes_;
+  Pieces pieces_;                     // strips of columns, over all tokens
+  Coefficients of_collapse_, zeros_;  // F32[T,n]
+  Coefficients grad_logits_;          // F32[T,n,n]
+  Coefficients grad_mixes_;           // F32[T,N]
+  GroupRows grad_mul_, grad_sqr_;     // F32[T,N], F32[T]
+  float* scale_ = nullptr;            // F32[P,3]
+  float* base_ = nullptr;             // F32[P,N]
+  StreamRows row_;                    // A[T,d]: the collapsed row before its norm
+  GradientRows grad_row_;             // [T,d]: its gradient
+  float* layer_norm_ = nullptr;       // F32[P,d]
+  Coefficients row_factor_;           // F32[T]: how often that goes into the streams
+  MixRows grad_factors_;              // F32[N,K], of a summed fn F32[N,d]
+  float* scratch_ = nullptr;
+};
+
+}  // namespace ehc::mhc

@@ -1,0 +1,110 @@
+// The kernels of the operators that a sublayer's entry and exit stand for, as one implementation
+// has them.
+#pragma once
+
+#include "backends/cpu/isa.h"
+#include "ops/mhc/expand/expand_args.h"
+#include "ops/mhc/head_mix/head_mix_args.h"
+#include "ops/mhc/merge/merge_args.h"
+#include "ops/mhc/norm_fn_bwd/norm_fn_bwd_args.h"
+#include "ops/mhc/post/post_args.h"
+#include "ops/mhc/pre/pre_args.h"
+#include "ops/mhc/pre_apply/pre_apply_args.h"
+#include "ops/mhc/pre_big_fuse/pre_big_fuse_args.h"
+#include "ops/mhc/prenorm_gemm/prenorm_gemm_args.h"
+#include "ops/mhc/reduce_partials/reduce_partials_args.h"
+#include "ops/mhc/sinkhorn/sinkhorn_args.h"
+#include "ops/mhc/split/split_args.h"
+
+namespace ehc::mhc {
+
+struct SublayerKernels {
+  template <class Args>
+  using Range = void (*)(const Args&, int64_t begin, int64_t end);
+  template <class Args>
+  using OfTile = void (*)(const Args&, const Tile&);
+
+  OfTile<ExpandForwardArgs> expand;
+  Range<MergeForwardArgs> merge;
+  void (*project)(const PrenormGemmArgs&, int64_t split, int64_t begin, int64_t end,
+                  float* scratch);
+  Range<ReducePartialsForwardArgs> reduce;
+  Range<HeadMixForwardArgs> head_mix;
+  Range<SplitForwardArgs> split;
+  Range<SinkhornForwardArgs> sinkhorn;
+  OfTile<PreApplyForwardArgs> collapse;
+  Range<LayerNormArgs> normalise;
+  OfTile<PostForwardArgs> post;
+
+  void (*normalise_bwd)(const LayerNormBackwardArgs&, int64_t begin, int64_t end,
+                        float* grad_weight);
+  Range<GradPreArgs> grad_pre;
+  Range<PreApplyBackwardArgs> collapse_bwd;
+  Range<SinkhornBackwardArgs> sinkhorn_bwd;
+  void (*split_bwd)(const SplitBackwardArgs&, const SplitPartial&, int64_t begin, int64_t end);
+  void (*head_mix_bwd)(const HeadMixBackwardArgs&, int64_t begin, int64_t end, float* scale,
+                       float* base);
+  void (*add_partials)(const PartialSum&);
+  Range<ReducePartialsBackwardArgs> reduce_bwd;
+  void (*project_bwd)(const NormFnBackwardArgs&, int64_t begin, int64_t end, float* scratch);
+  Range<MergeBackwardArgs> merge_bwd;
+  Range<PostBackwardArgs> post_bwd;
+};
+
+#define EHC_KERNELS(isa)                                             \
+  inline constexpr SublayerKernels kSublayer_##isa = {               \
+      &isa::expand_fwd_tile,       &isa::merge_fwd_columns,          \
+      &isa::prenorm_gemm_block,    &isa::reduce_partials_fwd_tokens, \
+      &isa::head_mix_fwd_tokens,   &isa::split_fwd_tokens,           \
+      &isa::sinkhorn_fwd_tokens,   &isa::pre_apply_fwd_tile,         \
+      &isa::layer_norm_rows,       &isa::post_fwd_tile,              \
+      &isa::layer_norm_bwd_tokens, &isa::grad_pre_tokens,            \
+      &isa::pre_apply_bwd_tokens,  &isa::sinkhorn_bwd_tokens,        \
+      &isa::split_bwd_chunk,       &isa::head_mix_bwd_chunk,         \
+      &isa::add_partials,          &isa::reduce_partials_bwd_tokens, \
+      &isa::norm_fn_bwd_columns,   &isa::merge_bwd_columns,          \
+      &isa::post_bwd_tokens};
+EHC_EACH_ISA(EHC_KERNELS)
+#undef EHC_KERNELS
+
+template <class Real>
+inline constexpr SublayerKernels kSublayerReference = {
+    &expand_fwd_reference,           &merge_fwd_reference<Real>,
+    &prenorm_gemm_reference<Real>,   &reduce_partials_fwd_reference<Real>,
+    &head_mix_fwd_reference<Real>,   &split_fwd_reference<Real>,
+    &sinkhorn_fwd_reference<Real>,   &pre_apply_fwd_reference<Real>,
+    &layer_norm_reference<Real>,     &post_fwd_reference<Real>,
+    &layer_norm_bwd_reference<Real>, &grad_pre_reference<Real>,
+    &pre_apply_bwd_reference<Real>,  &sinkhorn_bwd_reference<Real>,
+    &split_bwd_reference<Real>,      &head_mix_bwd_reference<Real>,
+    &add_partials_reference<Real>,   &reduce_partials_bwd_reference<Real>,
+    &norm_fn_bwd_reference<Real>,    &merge_bwd_reference<Real>,
+    &post_bwd_reference<Real>};
+
+// --- operators that do their work with these kernels ---
+
+// `Work(call, kernels, memory)` takes the arrays of a call from a workspace at `memory`,
+// `run(kernels)` does it.
+template <class Work, const SublayerKernels& kernels>
+void run_sublayer(const Call& call) {
+  Work(call, kernels, call.context.workspace()).run(kernels);
+}
+template <class Work, const SublayerKernels& kernels>
+size_t sublayer_workspace(const Call& call) {
+  return Work(call, kernels, nullptr).workspace.bytes();
+}
+
+template <class Work>
+inline constexpr Implementation kSublayerImplementations[] = {
+#define EHC_LIST(isa)                                                                             \
+  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_sublayer<Work, kSublayer_##isa>, \
+   &sublayer_workspace<Work, kSublayer_##isa>},
+    EHC_EACH_ISA(EHC_LIST)
+#undef EHC_LIST
+        {"reference", Device::cpu, nullptr, &run_sublayer<Work, kSublayerReference<double>>,
+         &sublayer_workspace<Work, kSublayerReference<double>>},
+    {"reference.f32", Device::cpu, nullptr, &run_sublayer<Work, kSublayerReference<float>>,
+     &sublayer_workspace<Work, kSublayerReference<float>>},
+};
+
+}  // namespace ehc::mhc

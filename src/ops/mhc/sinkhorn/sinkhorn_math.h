@@ -1,0 +1,297 @@
+// The Sinkhorn iteration of one matrix, or of as many as a V has lanes: V is float, double or a
+// vector with the same operations. Element [i,o] stands at i*n + o, a line is a row or a column.
+// kStreams is n where it is known to the compiler, else 0.
+//
+//   half-step   y' = y / D,  D = s + eps or max(s, eps),  s = sum of y over the line
+//   backwards   g = (g' - w) / D,  w = sum of g' y' over the line, or 0 where D is a clamped sum;
+//               y = y' D
+//   on logarithms, with potentials a of rows and b of columns: x = logit - a - b,
+//               a = log sum exp(logit - b) over the row; g = g' - exp(x) * sum of g' over the line
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/host_device.h"
+#include "ops/mhc/shared/pairwise_sum.h"
+#include "ops/mhc/sinkhorn/sinkhorn_args.h"
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#define EHC_UNROLL_STREAMS _Pragma("GCC unroll 8")
+#else
+#define EHC_UNROLL_STREAMS
+#endif
+
+namespace ehc::mhc {
+
+// --- what a V has to have, for float and double; `add` is that of pairwise_sum.h ---
+
+template <class Real>
+concept Scalar = std::is_floating_point_v<Real>;
+
+template <Scalar V>
+EHC_HD V sub(V x, V y) {
+  return x - y;
+}
+template <Scalar V>
+EHC_HD V mul(V x, V y) {
+  return x * y;
+}
+template <Scalar V>
+EHC_HD V div(V x, V y) {
+  return x / y;
+}
+template <Scalar V>
+EHC_HD V exp_nonpositive(V x) {
+  return std::exp(x);
+}
+// log(x) for x in 1 .. n
+template <Scalar V>
+EHC_HD V log_of_sum(V x) {
+  return std::log(x);
+}
+// The larger one; `x` when it is NaN.
+template <Scalar V>
+EHC_HD V max_keep_nan(V bound, V x) {
+  return bound > x ? bound : x;
+}
+template <Scalar V>
+EHC_HD V select_negative(V x, V negative, V positive) {
+  return x < V(0) ? negative : positive;
+}
+
+// --- the iteration ---
+
+inline constexpr int kMaxRepeat = 64;
+inline constexpr int kMaxMatrix = kMaxStreams * kMaxStreams;
+
+template <class V>
+struct SinkhornConstants {
+  V zero, one, eps;
+};
+
+template <bool kRows>
+EHC_HD int64_t element_of_line(int64_t line, int64_t at, int64_t n) {
+  return kRows ? line * n + at : at * n + line;
+}
+
+// The sum over a line of term(at, element).
+template <bool kRows, class V, class Term>
+EHC_HD V line_sum(int64_t line, int64_t n, const Term& term) {
+  V sum = term(0, element_of_line<kRows>(line, 0, n));
+  EHC_UNROLL_STREAMS for (int64_t at = 1; at < n; ++at) {
+    sum = add(sum, term(at, element_of_line<kRows>(line, at, n)));
+  }
+  return sum;
+}
+
+// One half-step. `divisors` [n], or null, takes D, negative where it is a clamped sum.
+// `division(D)` returns what divides by D.
+template <int kStreams, bool kRows, class V, class Division>
+EHC_HD void sinkhorn_half_step(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
+                               const Division& division, V* y, V* divisors) {
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  const bool clamps = rule.form == SinkhornForm::megatron;
+  EHC_UNROLL_STREAMS for (int64_t line = 0; line < n; ++line) {
+    const V sum = line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return y[e]; });
+    const V divisor = clamps ? max_keep_nan(constants.eps, sum) : add(sum, constants.eps);
+    if (divisors != nullptr) {
+      divisors[line] =
+          clamps ? select_negative(sub(sum, constants.eps), sub(constants.zero, divisor), divisor)
+                 : divisor;
+    }
+    const auto quotient = division(divisor);
+    EHC_UNROLL_STREAMS for (int64_t at = 0; at < n; ++at) {
+      V& x = y[element_of_line<kRows>(line, at, n)];
+      x = quotient(x);
+    }
+  }
+}
+
+// A half-step backwards, of the gradient and of the iterate.
+template <int kStreams, bool kRows, class V>
+EHC_HD void sinkhorn_half_step_back(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
+                                    const V* divisors, V* y, V* grad) {
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  EHC_UNROLL_STREAMS for (int64_t line = 0; line < n; ++line) {
+    V divisor = divisors[line];
+    V pulled = line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return mul(grad[e], y[e]); });
+    if (rule.form == SinkhornForm::megatron) {
+      pulled = select_negative(divisor, constants.zero, pulled);
+      divisor = select_negative(divisor, sub(constants.zero, divisor), divisor);
+    }
+    const V reciprocal = div(constants.one, divisor);
+    EHC_UNROLL_STREAMS for (int64_t at = 0; at < n; ++at) {
+      const int64_t e = element_of_line<kRows>(line, at, n);
+      grad[e] = mul(sub(grad[e], pulled), reciprocal);
+      y[e] = mul(y[e], divisor);
+    }
+  }
+}
+
+// The largest term(at, element) of a line.
+template <bool kRows, class V, class Term>
+EHC_HD V line_maximum(int64_t line, int64_t n, const Term& term) {
+  V largest = term(0, element_of_line<kRows>(line, 0, n));
+  EHC_UNROLL_STREAMS for (int64_t at = 1; at < n; ++at) {
+    largest = max_keep_nan(largest, term(at, element_of_line<kRows>(line, at, n)));
+  }
+  return largest;
+}
+
+// What the half-steps start from, but for eps: exp(logit - row maximum), of deepseek over its sum.
+template <int kStreams, class V>
+EHC_HD void sinkhorn_start(const SinkhornRule& rule, const V* logits, V* y) {
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  EHC_UNROLL_STREAMS for (int64_t i = 0; i < n; ++i) {
+    const V largest = line_maximum<true, V>(i, n, [&](int64_t, int64_t e) { return logits[e]; });
+    EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) {
+      y[i * n + o] = exp_nonpositive(sub(logits[i * n + o], largest));
+    }
+    if (rule.form != SinkhornForm::deepseek) continue;
+    const V sum = line_sum<true, V>(i, n, [&](int64_t, int64_t e) { return y[e]; });
+    EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) y[i * n + o] = div(y[i * n + o], sum);
+  }
+}
+
+// The gradient of the logits, given that of what sinkhorn_start made: `start`.
+template <int kStreams, class V>
+EHC_HD void sinkhorn_start_back(const SinkhornRule& rule, const V* start, V* grad) {
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  EHC_UNROLL_STREAMS for (int64_t i = 0; i < n; ++i) {
+    const bool is_softmax = rule.form == SinkhornForm::deepseek;
+    const V pulled =
+        line_sum<true, V>(i, n, [&](int64_t, int64_t e) { return mul(grad[e], start[e]); });
+    EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) {
+      V& g = grad[i * n + o];
+      g = mul(is_softmax ? sub(g, pulled) : g, start[i * n + o]);
+    }
+  }
+}
+
+// --- on logarithms ---
+
+// The potentials of the rows (or columns), given those of the others.
+template <int kStreams, bool kRows, class V>
+EHC_HD void sinkhorn_log_half_step(const SinkhornRule& rule, const V* logits, const V* others,
+                                   V* potentials) {
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  EHC_UNROLL_STREAMS for (int64_t line = 0; line < n; ++line) {
+    const auto x = [&](int64_t at, int64_t e) { return sub(logits[e], others[at]); };
+    const V largest = line_maximum<kRows, V>(line, n, x);
+    const V sum = line_sum<kRows, V>(
+        line, n, [&](int64_t at, int64_t e) { return exp_nonpositive(sub(x(at, e), largest)); });
+    potentials[line] = add(largest, log_of_sum(sum));
+  }
+}
+
+// exp(logit - row potential - column potential)
+template <int kStreams, class V>
+EHC_HD void sinkhorn_log_iterate(const SinkhornRule& rule, const V* logits, const V* of_rows,
+                                 const V* of_columns, V* y) {
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  EHC_UNROLL_STREAMS for (int64_t i = 0; i < n; ++i) {
+    EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) {
+      y[i * n + o] = exp_nonpositive(sub(sub(logits[i * n + o], of_rows[i]), of_columns[o]));
+    }
+  }
+}
+
+// `y` is the iterate after the half-step; `grad` is that of its logarithm.
+template <int kStreams, bool kRows, class V>
+EHC_HD void sinkhorn_log_half_step_back(const SinkhornRule& rule, const V* y, V* grad) {
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  EHC_UNROLL_STREAMS for (int64_t line = 0; line < n; ++line) {
+    const V pulled = line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return grad[e]; });
+    EHC_UNROLL_STREAMS for (int64_t at = 0; at < n; ++at) {
+      const int64_t e = element_of_line<kRows>(line, at, n);
+      grad[e] = sub(grad[e], mul(y[e], pulled));
+    }
+  }
+}
+
+// --- whole passes ---
+
+// Rows, then columns; `divisors` [2n] or null.
+template <int kStreams, class V, class Division>
+EHC_HD void sinkhorn_round(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
+                           const Division& division, V* y, V* divisors) {
+  V* of_columns = divisors == nullptr ? nullptr : divisors + rule.streams;
+  sinkhorn_half_step<kStreams, true>(rule, constants, division, y, divisors);
+  sinkhorn_half_step<kStreams, false>(rule, constants, division, y, of_columns);
+}
+
+// The rounds of a row and a column step each. deepseek has a column step before them, for its
+// softmax is the row step of its first round.
+EHC_HD bool begins_with_columns(const SinkhornRule& rule) {
+  return rule.form == SinkhornForm::deepseek;
+}
+EHC_HD int64_t whole_rounds(const SinkhornRule& rule) {
+  return begins_with_columns(rule) ? rule.repeat - 1 : rule.repeat;
+}
+
+// `run_rounds(y, divisors)` does the whole rounds; `divisors` [repeat, 2, n] or null.
+template <int kStreams, class V, class Division, class RunRounds>
+EHC_HD void sinkhorn_iterate(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
+                             const Division& division, const RunRounds& run_rounds, V* y,
+                             V* divisors) {
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  if (begins_with_columns(rule)) {
+    for (int64_t e = 0; e < n * n; ++e) y[e] = add(y[e], constants.eps);
+    V* of_columns = divisors == nullptr ? nullptr : divisors + n;
+    sinkhorn_half_step<kStreams, false>(rule, constants, division, y, of_columns);
+    if (divisors != nullptr) divisors += 2 * n;
+  }
+  run_rounds(y, divisors);
+}
+
+// Back from the last iterate `y` to the gradient of the logits. `start`: see sinkhorn_start.
+template <int kStreams, class V>
+EHC_HD void sinkhorn_iterate_back(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
+                                  const V* divisors, const V* start, V* y, V* grad) {
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  for (int64_t round = rule.repeat - 1; round >= 0; --round) {
+    const V* of_round = divisors + round * 2 * n;
+    sinkhorn_half_step_back<kStreams, false>(rule, constants, of_round + n, y, grad);
+    if (round == 0 && begins_with_columns(rule)) break;
+    sinkhorn_half_step_back<kStreams, true>(rule, constants, of_round, y, grad);
+  }
+  sinkhorn_start_back<kStreams>(rule, start, grad);
+}
+
+// `potentials` [2*repeat + 1, n]: zeros, then those of every half-step.
+template <int kStreams, class V>
+EHC_HD void sinkhorn_log_iterate_all(const SinkhornRule& rule,
+                                     const SinkhornConstants<V>& constants, const V* logits,
+                                     V* potentials) {
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  for (int64_t line = 0; line < n; ++line) potentials[line] = constants.zero;
+  for (int64_t round = 0; round < rule.repeat; ++round, potentials += 2 * n) {
+    V* of_rows = potentials + n;
+    sinkhorn_log_half_step<kStreams, true>(rule, logits, potentials, of_rows);
+    sinkhorn_log_half_step<kStreams, false>(rule, logits, of_rows, of_rows + n);
+  }
+}
+
+// `y` is room for an iterate; `grad` of comb becomes that of the logits.
+template <int kStreams, class V>
+EHC_HD void sinkhorn_log_back(const SinkhornRule& rule, const V* logits, const V* potentials, V* y,
+                              V* grad) {
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  for (int64_t step = 2 * rule.repeat; step > 0; step -= 2) {
+    const V* of_columns = potentials + step * n;
+    const V* of_rows = of_columns - n;
+    sinkhorn_log_iterate<kStreams>(rule, logits, of_rows, of_columns, y);
+    if (step == 2 * rule.repeat) {
+      for (int64_t e = 0; e < n * n; ++e) grad[e] = mul(grad[e], y[e]);
+    }
+    sinkhorn_log_half_step_back<kStreams, false>(rule, y, grad);
+    sinkhorn_log_iterate<kStreams>(rule, logits, of_rows, of_rows - n, y);
+    sinkhorn_log_half_step_back<kStreams, true>(rule, y, grad);
+  }
+}
+
+}  // namespace ehc::mhc
+
+#undef EHC_UNROLL_STREAMS
