@@ -430,8 +430,11 @@ void CaseInputs::fill_floats(size_t slot, uint64_t seed) {
     }
     return;
   }
+  const int64_t width = t.rank > 0 ? std::max<int64_t>(1, t.shape[t.rank - 1]) : 1;
   Law law;
-  if (name.ends_with("norm_weight") || name == "weight_hidden" || name == "weight_embed") {
+  if (name == "fn") {  // so that mixes, sums over a row of it, are of order 1
+    law.scale = 1 / std::sqrt(static_cast<float>(width));
+  } else if (name.ends_with("norm_weight") || name == "weight_hidden" || name == "weight_embed") {
     law = {0.25F, 1, false};
   } else if (name == "weight" && value_of(symbol("E")) > 0) {
     law = {1 / std::sqrt(static_cast<float>(value_of(symbol("E")))), 0, false};
@@ -441,7 +444,6 @@ void CaseInputs::fill_floats(size_t slot, uint64_t seed) {
     law = {0.5F, 0.25F, true};
   }
   const bool by_token = spec.shape.rank > 0 && is_token_axis(spec.shape.dims[0]);
-  const int64_t width = t.rank > 0 ? std::max<int64_t>(1, t.shape[t.rank - 1]) : 1;
   const bool half = t.dtype == DType::f16;
   for_elements(t.numel(), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

@@ -53,7 +53,8 @@ struct EntryBackwardArgs {
   bool chain = false;                          // round as separate operators do
   ParameterGradients parameters;
 };
-// Null data of an upstream gradient: zeros.
+// Null data of an upstream gradient: zeros, which go through the formulas as given ones do (NaN
+// times 0 is NaN).
 
 class EntryBackward {
  public:
@@ -79,10 +80,13 @@ class EntryBackward {
     grad_sqr_ = {workspace.take<float>(tokens), 0, 1, 0};
     scale_ = workspace.take<float>(chunks * kScales);
     base_ = workspace.take<float>(chunks * a_.mixes);
-    if (!a_.is_head) {
-      zeros_ = {workspace.take<float>(tokens * n), n, 0};
-      grad_logits_ = {workspace.take<float>(tokens * n * n), n * n, n};
-    }
+    if (!a_.is_head) grad_logits_ = {workspace.take<float>(tokens * n * n), n * n, n};
+    zeros_count_ = std::max(sizes_.hidden, n * n);
+    zeros_ = workspace.take<float>(zeros_count_);
+    if (b_.grad_layer_input.data == nullptr) b_.grad_layer_input = {zeros_};
+    if (b_.grad_pre.data == nullptr) b_.grad_pre = {zeros_};
+    if (b_.grad_post.data == nullptr) b_.grad_post = {zeros_};
+    if (b_.grad_comb.data == nullptr) b_.grad_comb = {zeros_, 0, n};
     if (a_.has_layer_norm()) {
       row_ = take_rows(workspace, sizes_, 1, sizes_.activation);
       grad_row_ = b_.chain ? GradientRows{row_, false}
@@ -100,11 +104,11 @@ class EntryBackward {
 
   // After entry.prepare(), with the state there.
   void run() const {
-    fill_absent();
+    std::fill_n(zeros_, zeros_count_, 0.0F);
     const int64_t tokens = sizes_.tokens;
     parallel_chunks(context_, tokens, tokens_of_chunk(tokens),
                     [&](int64_t chunk, int64_t begin, int64_t end) {
-                      if (has_row()) collapse_back(chunk, begin, end);
+                      collapse_back(chunk, begin, end);
                       coefficients_back(chunk, begin, end);
                     });
     add(a_.is_head ? 1 : kScales, scale_, b_.parameters.scale);
@@ -123,30 +127,12 @@ class EntryBackward {
  private:
   static constexpr int64_t kScales = 3;
 
-  [[nodiscard]] bool has_row() const { return b_.grad_layer_input.data != nullptr; }
   // Is what the product gives back not yet the gradient of fn?
   [[nodiscard]] bool has_own_fn_gradient() const {
     return a_.is_broadcast || a_.norm_weight != nullptr;
   }
   [[nodiscard]] const Coefficients& pre() const {
     return b_.collapse == Collapse::earlier ? b_.earlier_pre : state_.pre;
-  }
-
-  // Zeros where nothing comes from above. Arrays of the workspace are packed.
-  void fill_absent() const {
-    const int64_t tokens = sizes_.tokens;
-    const int64_t n = sizes_.streams;
-    if (!has_row()) {
-      for (int64_t t = 0; t < tokens; ++t) {
-        std::fill_n(of_collapse_.data + t * of_collapse_.token_stride, n, 0.0F);
-      }
-      if (a_.has_layer_norm()) {
-        std::fill_n(layer_norm_, chunks_of_tokens(tokens) * sizes_.hidden, 0.0F);
-      }
-    }
-    if (a_.is_head) return;
-    std::fill_n(zeros_.data, tokens * n, 0.0F);
-    if (b_.grad_comb.data == nullptr) std::fill_n(grad_logits_.data, tokens * n * n, 0.0F);
   }
 
   void collapse_back(int64_t chunk, int64_t begin, int64_t end) const {
@@ -185,8 +171,8 @@ class EntryBackward {
 
   // The gradient of the mix that these streams make.
   [[nodiscard]] Coefficients grad_own_pre(int64_t begin, int64_t end) const {
-    if (b_.collapse != Collapse::own) return b_.grad_pre.data != nullptr ? b_.grad_pre : zeros_;
-    if (b_.grad_pre.data == nullptr) return of_collapse_;
+    if (b_.collapse != Collapse::own) return b_.grad_pre;
+    if (b_.grad_pre.data == zeros_) return of_collapse_;
     for (int64_t t = begin; t < end; ++t) {
       const float* given = b_.grad_pre.data + t * b_.grad_pre.token_stride;
       float* sum = of_collapse_.data + t * of_collapse_.token_stride;
@@ -208,13 +194,11 @@ class EntryBackward {
                              .grad_mixes = grad_mixes_},
                             begin, end, scale, base);
     } else {
-      if (b_.grad_comb.data != nullptr) {
-        kernels_.sinkhorn_bwd({a_.sinkhorn, b_.grad_comb, state_.comb_logits, grad_logits_}, begin,
-                              end);
-      }
+      kernels_.sinkhorn_bwd({a_.sinkhorn, b_.grad_comb, state_.comb_logits, grad_logits_}, begin,
+                            end);
       kernels_.split_bwd({.streams = sizes_.streams,
                           .grad_pre = grad_pre,
-                          .grad_post = b_.grad_post.data != nullptr ? b_.grad_post : zeros_,
+                          .grad_post = b_.grad_post,
                           .grad_comb_logits = grad_logits_,
                           .mixes = state_.mixes,
                           .scale = a_.scale,
@@ -266,9 +250,9 @@ class EntryBackward {
                                .grad_residual = b_.grad_out,
                                .grad_fn = own ? grad_factors_ : b_.parameters.fn};
     if (a_.is_broadcast) args.targets = sizes_.streams;
-    if (has_row() && b_.chain) {
+    if (b_.chain) {
       args.grad_residual_acc = b_.grad_out.rows;
-    } else if (has_row()) {
+    } else {
       args.grad_row = grad_row_;
       args.row_factor = a_.is_broadcast ? row_factor_ : pre();
     }
@@ -330,18 +314,20 @@ class EntryBackward {
   EntryState state_;
   EntryBackwardArgs b_;
   StreamSizes sizes_;
-  Pieces pieces_;                     // strips of columns, over all tokens
-  Coefficients of_collapse_, zeros_;  // F32[T,n]
-  Coefficients grad_logits_;          // F32[T,n,n]
-  Coefficients grad_mixes_;           // F32[T,N]
-  GroupRows grad_mul_, grad_sqr_;     // F32[T,N], F32[T]
-  float* scale_ = nullptr;            // F32[P,3]
-  float* base_ = nullptr;             // F32[P,N]
-  StreamRows row_;                    // A[T,d]: the collapsed row before its norm
-  GradientRows grad_row_;             // [T,d]: its gradient
-  float* layer_norm_ = nullptr;       // F32[P,d]
-  Coefficients row_factor_;           // F32[T]: how often that goes into the streams
-  MixRows grad_factors_;              // F32[N,K], of a summed fn F32[N,d]
+  Pieces pieces_;           // strips of columns, over all tokens
+  float* zeros_ = nullptr;  // one row of any upstream gradient
+  int64_t zeros_count_ = 0;
+  Coefficients of_collapse_;       // F32[T,n]
+  Coefficients grad_logits_;       // F32[T,n,n]
+  Coefficients grad_mixes_;        // F32[T,N]
+  GroupRows grad_mul_, grad_sqr_;  // F32[T,N], F32[T]
+  float* scale_ = nullptr;         // F32[P,3]
+  float* base_ = nullptr;          // F32[P,N]
+  StreamRows row_;                 // A[T,d]: the collapsed row before its norm
+  GradientRows grad_row_;          // [T,d]: its gradient
+  float* layer_norm_ = nullptr;    // F32[P,d]
+  Coefficients row_factor_;        // F32[T]: how often that goes into the streams
+  MixRows grad_factors_;           // F32[N,K], of a summed fn F32[N,d]
   float* scratch_ = nullptr;
 };
 
