@@ -1,8 +1,8 @@
 """How far an F32 evaluation may be from the exact formula, element by element.
 
 First-order error analysis. A sum of m terms in any sensible order is off by at most
-(4 + sqrt(m)/2) units of sum |terms|: that covers a serial sum of random terms with room, and is a
-hundred times below what products in bf16 or tf32 would cost. Each function returns, per output,
+(4 + sqrt(m)) units of sum |terms|: that covers a serial sum with room, and is fifty
+times below what products in bf16 or tf32 would cost. Each function returns, per output,
 the absolute allowance that comes on top of the rounding of the result.
 """
 

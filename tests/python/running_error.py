@@ -14,8 +14,9 @@ SMALLEST_NORMAL = 2.0**-126
 
 
 def sum_units(terms):
-    """Of a sum of so many terms in any sensible order, in units of sum |terms|."""
-    return (4 + np.sqrt(terms) / 2) * UNIT
+    """Of a sum of so many terms in any sensible order, in units of sum |terms|. (Twice what random
+    terms need: squares of short significands leave remainders that mostly round down.)"""
+    return (4 + np.sqrt(terms)) * UNIT
 
 
 def parts(x):
