@@ -96,14 +96,16 @@ class Library:
         self.context, self.workspace = ctypes.c_void_p(), b""
         self._check(self.lib.ehc_context_create_cpu(threads, ctypes.byref(self.context)))
 
-    def prepare(self, name, inputs, attributes):
-        """A function of no arguments that runs the call, and its outputs by name."""
+    def prepare(self, name, inputs, attributes, list_length=0):
+        """A function of no arguments that runs the call, and its outputs by name; lists among them
+        have `list_length` entries."""
         op = ctypes.c_void_p(self.lib.ehc_op_find(name.encode()))
         if not op:
             raise RuntimeError(self.lib.ehc_last_error().decode())
         outputs = {
             output: self.new(dtype, shape)
-            for output, dtype, shape in self._outputs(op, self._arguments(inputs, {}, attributes))
+            for position, dtype, shape in self._outputs(op, self._arguments(inputs, {}, attributes))
+            for output in self._names(op, position, list_length)
         }
         arguments = self._arguments(inputs, outputs, attributes)
         needed = ctypes.c_size_t()
@@ -120,7 +122,7 @@ class Library:
             raise RuntimeError(self.lib.ehc_last_error().decode())
 
     def _outputs(self, op, arguments):
-        """Name, dtype and shape of what the call makes."""
+        """Position, dtype and shape of what the call makes."""
         count = self.lib.ehc_op_describe(op).contents.tensor_count
         layouts = (Layout * count)()
         self._check(
@@ -128,9 +130,13 @@ class Library:
         )
         for position, layout in enumerate(layouts):
             if layout.dtype.bits:
-                name = self.lib.ehc_op_tensor(op, ctypes.c_size_t(position)).contents.value.decode()
                 dtype = NAMES[layout.dtype.code, layout.dtype.bits]
-                yield name, dtype, tuple(layout.shape[: layout.ndim])
+                yield position, dtype, tuple(layout.shape[: layout.ndim])
+
+    def _names(self, op, position, list_length):
+        name = self.lib.ehc_op_tensor(op, ctypes.c_size_t(position)).contents.value.decode()
+        stem, dot, _ = name.partition(".")
+        return [f"{stem}.{i}" for i in range(list_length)] if dot else [name]
 
     def _arguments(self, inputs, outputs, attributes):
         named = [(name, 0, t) for name, t in inputs.items()]
