@@ -68,5 +68,36 @@ TEST(Examples, MhcMixFlowPrintsShapesSumsAndTheRecursion) {
   }
 }
 
+// Bytes in bf16 of the streams, rows and coefficients that the comments name; n = 4, d = 128.
+TEST(Examples, MhcStackKeepsTheBytesOfItsPlanAndTheGradients) {
+  constexpr int64_t kTokens = 256, kStreams = 4 * 128 * 2, kRow = 128 * 2;
+  constexpr int64_t kCoefficients = 4 * (4 + 4 + 16);       // pre, post, comb
+  constexpr int64_t kRestOfState = 4 * (24 + 24 + 1 + 16);  // mixes, mul, sqr, comb_logits
+  const std::string text = output_of("mhc_stack");
+  const std::regex line(R"((deepseek-\S+) +(\d+) +(\d+) +(\S+) +(\S+) +(\S+) +(\S+) +(\w+)\n)");
+  int lines = 0;
+  for (std::sregex_iterator at(text.begin(), text.end(), line), none; at != none; ++at, ++lines) {
+    const std::smatch& column = *at;
+    const int64_t sublayers = std::stoll(column[2]);
+    const int64_t length = std::stoll(column[3]);
+    // Engram layers stand before sublayers 2 and 28.
+    const int64_t engrams = sublayers > 28 ? 2 : 1;
+    int64_t blocks = 0;
+    for (const int64_t stage : engrams == 2 ? std::vector<int64_t>{2, 26, sublayers - 28}
+                                            : std::vector<int64_t>{2, sublayers - 2}) {
+      blocks += (stage + length - 1) / length;
+    }
+    const int64_t all = (sublayers + 1 + engrams) * kStreams + 2 * sublayers * kRow +
+                        sublayers * (kCoefficients + kRestOfState);
+    const int64_t some = blocks * kStreams + sublayers * (kRow + kCoefficients);
+    EXPECT_NEAR(std::stod(column[4]), static_cast<double>(kTokens * all) / 1024, 0.06) << column[0];
+    EXPECT_NEAR(std::stod(column[5]), static_cast<double>(kTokens * some) / 1024, 0.06)
+        << column[0];
+    EXPECT_LT(std::stod(column[7]), std::stod(column[6])) << column[0];
+    EXPECT_EQ(column[8], "yes") << column[0];
+  }
+  EXPECT_EQ(lines, 6);
+}
+
 }  // namespace
 }  // namespace ehc::test

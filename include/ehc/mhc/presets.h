@@ -31,7 +31,7 @@ inline constexpr MixPreset kPaperMix{
 enum class FinalCollapse {
   unpublished,
   learned_head,  // mixes of their own: head_mix_fwd
-  last_pre_mix,  // those that the last feed-forward layer collapsed its input with
+  last_pre_mix,  // the pre mix that the last sublayer made of its streams: pre_apply_fwd
 };
 
 struct ModelPreset {

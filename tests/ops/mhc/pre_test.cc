@@ -178,8 +178,29 @@ TEST(PreBackward, SavedRecomputedInPlaceAndThreadsAreTheSameBits) {
         p.grad_layer_norm_weight = p.grad_layer_norm_weight_acc;
         run(impl, &pre_bwd, p, 2);
         EXPECT_EQ(in_place.up.streams.bits(), saved.grad_residual.bits()) << "in place";
-        EXPECT_EQ(in_place.targets.fn.bits(), saved.gradients.fn.bits()) << "in place";
+        for (size_t k = 0; k < saved.gradients.present().size(); ++k) {
+          EXPECT_EQ(in_place.targets.present()[k]->bits(), saved.gradients.present()[k]->bits())
+              << "in place " << k;
+        }
       }
+    }
+  }
+}
+
+TEST(PreBackward, TargetsAreAddedTo) {
+  const EntryShape e = {{33, 4, 70, DType::bf16}, true, true};
+  for (const std::string& impl : implementations("mhc.pre_bwd")) {
+    for (const Rounding rounding : {Rounding::once, Rounding::chain}) {
+      SCOPED_TRACE(impl);
+      const Pre added(e);
+      run(impl, &pre_bwd, added.backward(false, rounding));
+      const Pre written(e);
+      PreBackward p = written.backward(false, rounding);
+      p.targets = {};
+      p.grad_layer_norm_weight_acc = {};
+      run(impl, &pre_bwd, p);
+      test::expect_added(added.gradients, added.targets, written.gradients);
+      EXPECT_EQ(added.grad_residual.bits(), written.grad_residual.bits());
     }
   }
 }
@@ -397,6 +418,43 @@ TEST(Head, ForwardAndChainHaveTheBitsOfTheirParts) {
       EXPECT_EQ(whole.grad_residual.bits(), parts.grad_residual.bits());
       EXPECT_EQ(whole.gradients.scale.bits(), parts.gradients.scale.bits());
       EXPECT_EQ(whole.gradients.base.bits(), parts.gradients.base.bits());
+    }
+  }
+}
+
+TEST(HeadBackward, TargetsAreAddedToAlsoInPlace) {
+  const EntryShape e = {{33, 4, 70, DType::bf16}, true, false};
+  for (const std::string& impl : implementations("mhc.head_bwd")) {
+    for (const Rounding rounding : {Rounding::once, Rounding::chain}) {
+      SCOPED_TRACE(impl);
+      const Head added(e);
+      run(impl, &head_bwd, added.backward(rounding));
+      const Head written(e);
+      HeadBackward p = written.backward(rounding);
+      p.targets = {};
+      run(impl, &head_bwd, p, 3);
+      test::expect_added(added.gradients, added.targets, written.gradients);
+      EXPECT_EQ(added.grad_residual.bits(), written.grad_residual.bits());
+      const Head in_place(e);
+      p = in_place.backward(rounding);
+      p.gradients = p.targets;
+      run(impl, &head_bwd, p, 2);
+      for (size_t k = 0; k < added.gradients.present().size(); ++k) {
+        EXPECT_EQ(in_place.targets.present()[k]->bits(), added.gradients.present()[k]->bits()) << k;
+      }
+    }
+  }
+}
+
+TEST(HeadBackward, WithoutTokensGradientsAreTheirTargets) {
+  const EntryShape e = {{0, 4, 33, DType::bf16}, true, false};
+  for (const std::string& impl : implementations("mhc.head_bwd")) {
+    const Head c(e);
+    run(impl, &head_fwd, c.forward());
+    run(impl, &head_bwd, c.backward(Rounding::once));
+    for (size_t k = 0; k < c.gradients.present().size(); ++k) {
+      EXPECT_EQ(c.gradients.present()[k]->bits(), c.targets.present()[k]->bits())
+          << impl << " " << k;
     }
   }
 }

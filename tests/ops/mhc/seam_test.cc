@@ -178,6 +178,36 @@ TEST(SeamSinglePass, IsPostThenTheEarlierCollapseThenTheMixes) {
   }
 }
 
+// Of a seam forward, of what it always writes: not the state. `keeps_pre`: pre is among it.
+template <class P>
+void expect_saving_changes_no_bit(void (*op)(Context&, const P&), const char* name,
+                                  bool keeps_pre) {
+  for (const EntryShape& e : entry_shapes()) {
+    for (const std::string& impl : implementations(name)) {
+      SCOPED_TRACE(::testing::Message() << impl << " " << e);
+      const Seam saves(e);
+      run(impl, op, saves.template forward<P>(), 3);
+      const Seam other(e);
+      P p = other.template forward<P>();
+      p.next_state = {.comb = other.next.comb};
+      if (keeps_pre) p.next_state.pre = other.next.pre;
+      run(impl, op, p);
+      EXPECT_EQ(other.new_residual.bits(), saves.new_residual.bits());
+      EXPECT_EQ(other.next.layer_input.bits(), saves.next.layer_input.bits());
+      EXPECT_EQ(other.next.post.bits(), saves.next.post.bits());
+      EXPECT_EQ(other.next.comb.bits(), saves.next.comb.bits());
+      if (keeps_pre) {
+        EXPECT_EQ(other.next.pre.bits(), saves.next.pre.bits());
+      }
+    }
+  }
+}
+
+TEST(SeamForward, SavingChangesNoBit) {
+  expect_saving_changes_no_bit(&seam_classic_fwd, "mhc.seam_classic_fwd", false);
+  expect_saving_changes_no_bit(&seam_single_pass_fwd, "mhc.seam_single_pass_fwd", true);
+}
+
 TEST(SeamBackward, ChainsHaveTheBitsOfTheirParts) {
   for (EntryShape e : entry_shapes()) {
     e.has_layer_norm = false;
@@ -221,6 +251,68 @@ TEST(SeamBackward, SavedAndRecomputedStateGiveTheSameBits) {
   expect_saved_is_recomputed(&seam_classic_fwd, &seam_classic_bwd, "mhc.seam_classic_bwd");
   expect_saved_is_recomputed(&seam_single_pass_fwd, &seam_single_pass_bwd,
                              "mhc.seam_single_pass_bwd");
+}
+
+template <class Backward>
+void expect_targets_are_added_to(void (*backward)(Context&, const Backward&), const char* name) {
+  const EntryShape e = {{33, 4, 70, DType::bf16}, true, true};
+  for (const std::string& impl : implementations(name)) {
+    for (const Rounding rounding : {Rounding::once, Rounding::chain}) {
+      SCOPED_TRACE(impl);
+      const Seam added(e);
+      run(impl, backward, added.template backward<Backward>(false, rounding));
+      const Seam written(e);
+      Backward p = written.template backward<Backward>(false, rounding);
+      p.targets = {};
+      p.grad_layer_norm_weight_acc = {};
+      run(impl, backward, p);
+      test::expect_added(added.gradients, added.targets, written.gradients);
+      EXPECT_EQ(added.grad_residual.bits(), written.grad_residual.bits());
+      const Seam in_place(e);
+      p = in_place.template backward<Backward>(false, rounding);
+      p.gradients = p.targets;
+      p.grad_layer_norm_weight = p.grad_layer_norm_weight_acc;
+      run(impl, backward, p, 3);
+      EXPECT_EQ(in_place.targets.bits(), added.gradients.bits()) << "in place";
+    }
+  }
+}
+
+TEST(SeamBackward, TargetsAreAddedToAlsoInPlace) {
+  expect_targets_are_added_to(&seam_classic_bwd, "mhc.seam_classic_bwd");
+  expect_targets_are_added_to(&seam_single_pass_bwd, "mhc.seam_single_pass_bwd");
+}
+
+template <class Backward>
+void expect_once_is_close_to_chain(void (*backward)(Context&, const Backward&), const char* name) {
+  const EntryShape e = {{9, 4, 70, DType::f32}, true, true};
+  for (const std::string& impl : implementations(name)) {
+    const Seam once(e);
+    const Seam chain(e);
+    run(impl, backward, once.template backward<Backward>(false, Rounding::once));
+    run(impl, backward, chain.template backward<Backward>(false, Rounding::chain));
+    expect_close(impl, once.grad_residual, chain.grad_residual, "grad_residual");
+    expect_close(impl, once.grad_layer_output, chain.grad_layer_output, "grad_layer_output");
+    expect_close(impl, once.gradients.fn, chain.gradients.fn, "grad_fn");
+  }
+}
+
+// Once and chain differ by roundings to A alone.
+TEST(SeamBackward, OnceIsTheChainWithoutItsRoundings) {
+  expect_once_is_close_to_chain(&seam_classic_bwd, "mhc.seam_classic_bwd");
+  expect_once_is_close_to_chain(&seam_single_pass_bwd, "mhc.seam_single_pass_bwd");
+}
+
+TEST(SeamBackward, RefusesAPartOfTheState) {
+  const Seam c({{3, 2, 5, DType::f32}, false, false});
+  Context context = Context::cpu(1);
+  SeamClassicBackward p = c.backward<SeamClassicBackward>(true, Rounding::once);
+  p.new_residual = {};
+  EXPECT_NE(error_of([&] { seam_classic_bwd(context, p); }).find("new_residual"),
+            std::string::npos);
+  p = c.backward<SeamClassicBackward>(true, Rounding::once);
+  p.next_state.sqr = {};
+  EXPECT_NE(error_of([&] { seam_classic_bwd(context, p); }).find("sqr"), std::string::npos);
 }
 
 template <class Forward, class Backward>
@@ -272,6 +364,11 @@ TEST(SeamBackward, WithoutTokensGradientsAreTheirTargets) {
     run(impl, &seam_classic_fwd, c.forward<SeamClassicForward>());
     run(impl, &seam_classic_bwd, c.backward<SeamClassicBackward>(false, Rounding::once));
     EXPECT_EQ(c.gradients.bits(), c.targets.bits()) << impl;
+    const Seam single(e);
+    run(impl, &seam_single_pass_fwd, single.forward<SeamSinglePassForward>());
+    run(impl, &seam_single_pass_bwd,
+        single.backward<SeamSinglePassBackward>(false, Rounding::once));
+    EXPECT_EQ(single.gradients.bits(), single.targets.bits()) << impl;
   }
 }
 
@@ -404,6 +501,50 @@ TEST(SeamBroadcastBackward, SavedAndRecomputedStateGiveTheSameBits) {
         EXPECT_EQ(made.grad_hidden.bits(), saved.grad_hidden.bits());
         EXPECT_EQ(made.gradients.bits(), saved.gradients.bits());
       }
+    }
+  }
+}
+
+TEST(SeamBroadcast, SavingChangesNoBit) {
+  for (const EntryShape& e : entry_shapes()) {
+    for (const std::string& impl : implementations("mhc.seam_broadcast_fwd")) {
+      for (const SeamForm form : {SeamForm::classic, SeamForm::single_pass}) {
+        SCOPED_TRACE(::testing::Message() << impl << " " << e);
+        const Broadcast saves(e);
+        run(impl, &seam_broadcast_fwd, saves.forward(form));
+        const Broadcast other(e);
+        SeamBroadcastForward p = other.forward(form);
+        p.state = {.pre = other.out.pre, .comb = other.out.comb};
+        run(impl, &seam_broadcast_fwd, p, 3);
+        EXPECT_EQ(other.residual.bits(), saves.residual.bits());
+        EXPECT_EQ(other.out.layer_input.bits(), saves.out.layer_input.bits());
+        EXPECT_EQ(other.out.pre.bits() + other.out.post.bits() + other.out.comb.bits(),
+                  saves.out.pre.bits() + saves.out.post.bits() + saves.out.comb.bits());
+      }
+    }
+  }
+}
+
+TEST(SeamBroadcastBackward, TargetsAreAddedToAlsoInPlace) {
+  const EntryShape e = {{33, 4, 70, DType::bf16}, true, true};
+  for (const std::string& impl : implementations("mhc.seam_broadcast_bwd")) {
+    for (const SeamForm form : {SeamForm::classic, SeamForm::single_pass}) {
+      SCOPED_TRACE(impl);
+      const Broadcast added(e);
+      run(impl, &seam_broadcast_bwd, added.backward(form, false));
+      const Broadcast written(e);
+      SeamBroadcastBackward p = written.backward(form, false);
+      p.targets = {};
+      p.grad_layer_norm_weight_acc = {};
+      run(impl, &seam_broadcast_bwd, p);
+      test::expect_added(added.gradients, added.targets, written.gradients);
+      EXPECT_EQ(added.grad_hidden.bits(), written.grad_hidden.bits());
+      const Broadcast in_place(e);
+      p = in_place.backward(form, false);
+      p.gradients = p.targets;
+      p.grad_layer_norm_weight = p.grad_layer_norm_weight_acc;
+      run(impl, &seam_broadcast_bwd, p, 3);
+      EXPECT_EQ(in_place.targets.bits(), added.gradients.bits()) << "in place";
     }
   }
 }

@@ -103,7 +103,33 @@ struct Gradients {
   [[nodiscard]] std::string bits() const {
     return fn.bits() + scale.bits() + base.bits() + norm_weight.bits() + layer_norm_weight.bits();
   }
+  // Those of the parameters that there are.
+  [[nodiscard]] std::vector<const Array*> present() const {
+    std::vector<const Array*> list = {&fn, &scale, &base};
+    if (has_norm_weight) list.push_back(&norm_weight);
+    if (has_layer_norm) list.push_back(&layer_norm_weight);
+    return list;
+  }
 };
+
+// beta = 1: `sums` = targets + written, each within a few roundings of its largest element.
+inline void expect_added(const Gradients& sums, const Gradients& targets,
+                         const Gradients& written) {
+  for (size_t k = 0; k < sums.present().size(); ++k) {
+    const Array& sum = *sums.present()[k];
+    double largest = 0;
+    for (int64_t i = 0; i < sum.size(); ++i) {
+      largest = std::max(largest, std::fabs(static_cast<double>(written.present()[k]->get(i))));
+    }
+    EXPECT_GT(largest, 0) << "gradient " << k;
+    for (int64_t i = 0; i < sum.size(); ++i) {
+      const double expected =
+          static_cast<double>(targets.present()[k]->get(i)) + written.present()[k]->get(i);
+      EXPECT_NEAR(sum.get(i), expected, 1e-6 * (largest + std::fabs(expected)))
+          << "gradient " << k << " " << i;
+    }
+  }
+}
 
 // What an entry makes.
 struct Entry {
