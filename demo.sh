@@ -9,9 +9,10 @@ usage() {
 Usage: ./demo.sh [options]
 
 Runs the Engram forward path on the King James Bible (or a text of yours): tokenizer, token map,
-n-gram windows, hash, table look-up, projection, gate, convolution, streams. Then trains a small
-layer on it. Prints what it found and writes one HTML page. Installs what is missing on Debian and
-Ubuntu; a second run is quick, and a training that was stopped goes on.
+n-gram windows, hash, table look-up, projection, gate, convolution, streams. Takes the first of these
+streams through a stack of mHC sublayers, forward and backward, and trains a small Engram layer.
+Prints what it found and writes one HTML page. Installs what is missing on Debian and Ubuntu; a
+second run is quick, and a training that was stopped goes on.
 
   --text FILE         a UTF-8 text instead of the Bible
   --out FOLDER        where results and caches go                       (.demo)
@@ -19,6 +20,8 @@ Ubuntu; a second run is quick, and a training that was stopped goes on.
   --dense-tokens N    projection and later stages for the first N       (32768)
   --width N           values per stream                                 (1024)
   --streams N         residual streams, 1 to 8                          (4)
+  --sublayers N       mHC sublayers behind Engram, 0 for none           (24)
+  --stack-tokens N    run them for the first N tokens                   (4096)
   --sizes A,B         start of the prime search for orders 2 and 3      (131072,262144)
   --row-width N       values per table row                              (64)
   --threads N         threads                                           (all cores)
@@ -29,16 +32,19 @@ TEXT
 }
 fail() { echo "demo.sh: $*" >&2; exit 2; }
 step() { echo "==> $*"; }
+number_of() {
+  [[ $value =~ ^[0-9]{1,7}$ ]] || fail "$option: expected a number of $1, got '$value'"
+}
 from_start() { case $1 in /*) echo "$1" ;; *) echo "$start_folder/$1" ;; esac; }
 
 text="" out=.demo sizes=131072,262144 row_width=64 dense=32768
-train_steps=300 step_tokens=2048
-both=() pipeline=()  # options of the program's commands: pipeline and train, pipeline alone
+sublayers=24 stack_tokens=4096 train_steps=300 step_tokens=2048
+every=() pipeline=()  # options of the program's commands: of all of them, of pipeline alone
 while (($#)); do
   option=$1
   case $option in -h|--help) usage; exit 0 ;; esac
   case $option in
-    --text|--out|--tokens|--dense-tokens|--width|--streams|--sizes|--row-width|--threads|--seed|--train-steps)
+    --text|--out|--tokens|--dense-tokens|--width|--streams|--sizes|--row-width|--threads|--seed|--train-steps|--sublayers|--stack-tokens)
       (($# >= 2)) || fail "$option: expected a value, got none"
       value=$2; shift 2 ;;
     *) fail "unknown option '$option'; see ./demo.sh --help" ;;
@@ -49,10 +55,10 @@ while (($#)); do
     --sizes) sizes=$value ;;
     --row-width) row_width=$value ;;
     --dense-tokens) dense=$value ;;
-    --train-steps)
-      [[ $value =~ ^[0-9]{1,7}$ ]] || fail "--train-steps: expected a number of steps, got '$value'"
-      train_steps=$value ;;
-    --threads|--seed) both+=("$option" "$value") ;;
+    --train-steps) number_of steps; train_steps=$value ;;
+    --sublayers) number_of sublayers; sublayers=$value ;;
+    --stack-tokens) number_of tokens; stack_tokens=$value ;;
+    --threads|--seed) every+=("$option" "$value") ;;
     *) pipeline+=("$option" "$value") ;;
   esac
 done
@@ -105,17 +111,34 @@ vocabulary=$("$ehc" tokmap show "$map" --json |
 
 step "from ids to streams"
 status=0
+stack=1
+[[ $sublayers =~ ^0+$ || $stack_tokens =~ ^0+$ || $dense =~ ^0+$ ]] && stack=0
+if ((stack)); then
+  pipeline+=(--save-streams "$out/streams.safetensors" --saved-tokens "$stack_tokens")
+fi
 "$ehc" pipeline --ids "$ids" --map "$map" --layout "$out/layout.safetensors" \
-  --dense-tokens "$dense" "${both[@]}" "${pipeline[@]}" --json "$out/figures.json" >"$out/stages.txt" || status=$?
+  --dense-tokens "$dense" "${every[@]}" "${pipeline[@]}" --json "$out/figures.json" >"$out/stages.txt" || status=$?
 ((status <= 1)) || exit "$status"
-
 results=("$out/figures.json" "$ids")
+
+step "through mHC sublayers"
+if ((stack)); then
+  stack_status=0
+  "$ehc" streams --in "$out/streams.safetensors" --sublayers "$sublayers" "${every[@]}" \
+    --out "$out/stack.safetensors" --json "$out/stack.json" >"$out/stack.txt" || stack_status=$?
+  ((stack_status <= 1)) || exit "$stack_status"
+  status=$((status | stack_status))
+  results+=(--stack "$out/stack.json")
+else
+  echo "    not wanted"
+fi
+
 tokens=$("$python" -c 'import json, sys
 print(json.load(open(sys.argv[1]))["configuration"]["tokens"])' "$out/figures.json")
 step "training"
 train() {
   "$ehc" train --ids "$ids" --map "$map" --layout "$out/training-layout.safetensors" \
-    --text-tokens "$tokens" --tokens "$step_tokens" --steps "$train_steps" "${both[@]}" \
+    --text-tokens "$tokens" --tokens "$step_tokens" --steps "$train_steps" "${every[@]}" \
     --checkpoint "$out/training.safetensors" --json "$out/training.json" "$@" >"$out/training.txt"
 }
 if ((10#$train_steps == 0)); then

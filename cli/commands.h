@@ -29,6 +29,7 @@ void add_layout_command(CLI::App& app);
 void add_check_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_pipeline_command(CLI::App& app);
+void add_streams_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 void add_advise_command(CLI::App& app);
 void add_gain_command(CLI::App& app);

@@ -57,6 +57,20 @@ std::vector<GainRow> gains_of(Context& context, const Tensor& comb) {
   return rows;
 }
 
+nlohmann::ordered_json gains_json(const std::vector<GainRow>& rows) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const GainRow& r : rows) {
+    json.push_back({{"forward_gain", r.forward},
+                    {"backward_gain", r.backward},
+                    {"composite_forward_gain", r.composite_forward},
+                    {"composite_backward_gain", r.composite_backward},
+                    {"row_defect", r.row_defect},
+                    {"column_defect", r.column_defect},
+                    {"spectral_bound", r.spectral_bound}});
+  }
+  return json;
+}
+
 HostTensor random_logits(const Context& context, int64_t layers, int64_t tokens, int64_t streams,
                          double scale, uint64_t seed) {
   HostTensor logits(context, DType::f32, {layers, tokens, streams, streams});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "cli/host_tensor.h"
@@ -22,6 +23,9 @@ struct GainRow {
 
 // One row for each layer of comb F32[L, T, n, n]. NaN in a map makes its figures NaN.
 std::vector<GainRow> gains_of(Context& context, const Tensor& comb);
+
+// One object for each row.
+nlohmann::ordered_json gains_json(const std::vector<GainRow>& rows);
 
 // F32[layers, tokens, streams, streams] of normal numbers times `scale`.
 HostTensor random_logits(const Context& context, int64_t layers, int64_t tokens, int64_t streams,

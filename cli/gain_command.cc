@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/gain.h"
+#include "cli/option_checks.h"
 #include "core/bind.h"
 #include "ehc/error.h"
 #include "tables/safetensors.h"
@@ -40,19 +41,7 @@ struct Stack {
 
 Json to_json(const std::vector<Stack>& stacks) {
   Json out = Json::object();
-  for (const Stack& stack : stacks) {
-    Json layers = Json::array();
-    for (const GainRow& r : stack.rows) {
-      layers.push_back({{"forward_gain", r.forward},
-                        {"backward_gain", r.backward},
-                        {"composite_forward_gain", r.composite_forward},
-                        {"composite_backward_gain", r.composite_backward},
-                        {"row_defect", r.row_defect},
-                        {"column_defect", r.column_defect},
-                        {"spectral_bound", r.spectral_bound}});
-    }
-    out[stack.name] = layers;
-  }
+  for (const Stack& stack : stacks) out[stack.name] = gains_json(stack.rows);
   return out;
 }
 
@@ -118,13 +107,6 @@ void run(const Options& o) {
   }
 }
 
-// Range accepts NaN.
-std::string refuse_negative(const std::string& text) {
-  double value = 0;
-  if (CLI::detail::lexical_cast(text, value) && value >= 0 && value <= 1e30) return {};
-  return "expected a number from 0 to 1e30, got '" + text + "'";
-}
-
 }  // namespace
 
 void add_gain_command(CLI::App& app) {
@@ -141,12 +123,12 @@ void add_gain_command(CLI::App& app) {
   of_random_maps(gain->add_option("--streams", options->streams, "n")->check(CLI::Range(1, 8)));
   of_random_maps(gain->add_option("--repeat", options->repeat, "rounds of Sinkhorn's iteration")
                      ->check(CLI::Range(1, 64)));
-  of_random_maps(
-      gain->add_option("--eps", options->eps, "eps of the iteration")->check(&refuse_negative));
+  of_random_maps(gain->add_option("--eps", options->eps, "eps of the iteration")
+                     ->check(number_between(0, 1e30)));
   of_random_maps(
       gain->add_option("--scale", options->scale,
                        "deviation of the random logits, which are the unconstrained maps")
-          ->check(&refuse_negative));
+          ->check(number_between(0, 1e30)));
   of_random_maps(gain->add_option("--seed", options->seed, "other random logits"));
   of_random_maps(gain->add_option("--convention", options->convention, "deepseek, megatron or log")
                      ->transform(CLI::CheckedTransformer(std::map<std::string, SinkhornConvention>{

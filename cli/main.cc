@@ -54,6 +54,7 @@ int run(int argc, char** argv) {
   ehc::cli::add_tokmap_command(app);
   ehc::cli::add_layout_command(app);
   ehc::cli::add_pipeline_command(app);
+  ehc::cli::add_streams_command(app);
   ehc::cli::add_train_command(app);
   ehc::cli::add_advise_command(app);
   ehc::cli::add_gain_command(app);

@@ -10,10 +10,10 @@
 #include "cli/case_random.h"
 #include "cli/compare.h"
 #include "cli/integers.h"
+#include "cli/random_tensor.h"
 #include "cli/text_inputs.h"
 #include "core/float_formats.h"
 #include "core/parallel.h"
-#include "core/registry.h"
 #include "core/tensor_bytes.h"
 #include "ehc/engram/compress_ids.h"
 #include "ehc/engram/conv.h"
@@ -35,18 +35,6 @@ constexpr double kEps = 1e-6;
 constexpr double kClamp = 1e-6;
 constexpr double kConvEps = 1e-5;
 constexpr int64_t kTaps = 4;
-
-// Element i is normal-like with the given mean and deviation, a function of seed, name and i only.
-void fill_random(Context& context, const HostTensor& host, uint64_t seed, std::string_view name,
-                 float mean, float deviation) {
-  const uint64_t stream = random_stream(seed, name);
-  auto* values = host.tensor.as<uint16_t>();
-  parallel_for(context, host.tensor.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      values[i] = float_to_bf16(std::fma(deviation, random_normal(random_bits(stream, i)), mean));
-    }
-  });
-}
 
 }  // namespace
 
@@ -79,13 +67,13 @@ Pipeline::Pipeline(Context& context, const text::TokenMap& map, const tables::Ha
   conv_norm_weight_ = bf16({n, d});
   // Deviations keep the values of every stage near 1, so that the gates spread over their range.
   const auto embed_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(embed)));
-  fill_random(context, table_, config.seed, "table", 0, 1);
-  fill_random(context, projection_weight_, config.seed, "projection_weight", 0, embed_scale);
-  fill_random(context, projection_bias_, config.seed, "projection_bias", 0, 0.1F);
-  fill_random(context, weight_hidden_, config.seed, "weight_hidden", 1, 0.1F);
-  fill_random(context, weight_embed_, config.seed, "weight_embed", 1, 0.1F);
-  fill_random(context, conv_weight_, config.seed, "conv_weight", 0, 0.5F);
-  fill_random(context, conv_norm_weight_, config.seed, "conv_norm_weight", 1, 0.1F);
+  fill_random(context, table_.tensor, config.seed, "table", 0, 1);
+  fill_random(context, projection_weight_.tensor, config.seed, "projection_weight", 0, embed_scale);
+  fill_random(context, projection_bias_.tensor, config.seed, "projection_bias", 0, 0.1F);
+  fill_random(context, weight_hidden_.tensor, config.seed, "weight_hidden", 1, 0.1F);
+  fill_random(context, weight_embed_.tensor, config.seed, "weight_embed", 1, 0.1F);
+  fill_random(context, conv_weight_.tensor, config.seed, "conv_weight", 0, 0.5F);
+  fill_random(context, conv_norm_weight_.tensor, config.seed, "conv_norm_weight", 1, 0.1F);
 
   weight_fused_ = HostTensor(context, DType::f32, {n, d});
   compressed_ = HostTensor(context, DType::i32, {chunk});
@@ -151,16 +139,6 @@ Pipeline::Outputs Pipeline::own_outputs(int64_t tokens) const {
           .layer_state = layer_state_[1].tensor};
 }
 
-template <class Params>
-void Pipeline::call(Context& context, std::string_view op, const Params& params) {
-  const Operator& found = *find_operator(op);
-  const Plan prepared = plan(found, context, params);
-  chosen_ = prepared.implementation;
-  if (workspace_.size() < prepared.workspace_bytes) workspace_.resize(prepared.workspace_bytes);
-  context.set_workspace(workspace_.data(), workspace_.size());
-  invoke(found, context, params);
-}
-
 template <class Body>
 void Pipeline::timed(const char* stage, const Body& body) {
   StageTime& time = *std::find_if(times_.begin(), times_.end(),
@@ -169,110 +147,107 @@ void Pipeline::timed(const char* stage, const Body& body) {
   body();
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  time.implementation = chosen_;
-  time.tokens += tokens_;
-  time.seconds += seconds;
-  time.best_tokens_per_second =
-      std::max(time.best_tokens_per_second, static_cast<double>(tokens_) / seconds);
+  time.implementation = call_.implementation();
+  time.add(tokens_, seconds);
 }
 
 void Pipeline::compress(Context& context, const Tensor& ids, const Outputs& out) {
   const std::span<const int32_t> table = map_.table();
-  call(context, "engram.compress_ids",
-       engram::CompressIds{.ids = ids,
-                           .table = Tensor(table.data(), DType::i32, {map_.vocab_size()}),
-                           .compressed_ids = out.compressed});
+  call_(context, "engram.compress_ids",
+        engram::CompressIds{.ids = ids,
+                            .table = Tensor(table.data(), DType::i32, {map_.vocab_size()}),
+                            .compressed_ids = out.compressed});
 }
 
 void Pipeline::make_window(Context& context, int64_t tokens, const Outputs& out) {
   const tables::HashLayoutConfig& config = layout_.config();
-  call(context, "engram.window",
-       engram::Window{.ids = rows_of(compressed_, tokens),
-                      .history = history_.tensor,
-                      .max_ngram = config.max_ngram(),
-                      .pad_id = mapped_id(map_, config.pad_id),
-                      .reset_id = mapped_id(map_, config.reset_id),
-                      .blocking = config.blocking,
-                      .window = out.window});
+  call_(context, "engram.window",
+        engram::Window{.ids = rows_of(compressed_, tokens),
+                       .history = history_.tensor,
+                       .max_ngram = config.max_ngram(),
+                       .pad_id = mapped_id(map_, config.pad_id),
+                       .reset_id = mapped_id(map_, config.reset_id),
+                       .blocking = config.blocking,
+                       .window = out.window});
 }
 
 void Pipeline::hash_rows(Context& context, int64_t tokens, const Outputs& out) {
   const auto layer = static_cast<int64_t>(layer_);
   const Tensor indices(out.indices.data, out.indices.dtype,
                        {tokens, 1, layout_.config().columns()});
-  call(context, "engram.hash",
-       engram::Hash{.window = rows_of(window_, tokens),
-                    .multipliers = layout_.multipliers_tensor().slice(0, layer, layer + 1),
-                    .vocab_sizes = layout_.vocab_sizes_tensor().slice(0, layer, layer + 1),
-                    .offsets = layout_.offsets_tensor().slice(0, layer, layer + 1),
-                    .indices = indices,
-                    .layout = engram::IndexLayout::tlc});
+  call_(context, "engram.hash",
+        engram::Hash{.window = rows_of(window_, tokens),
+                     .multipliers = layout_.multipliers_tensor().slice(0, layer, layer + 1),
+                     .vocab_sizes = layout_.vocab_sizes_tensor().slice(0, layer, layer + 1),
+                     .offsets = layout_.offsets_tensor().slice(0, layer, layer + 1),
+                     .indices = indices,
+                     .layout = engram::IndexLayout::tlc});
 }
 
 void Pipeline::gather(Context& context, int64_t tokens, const Outputs& out) {
-  call(context, "engram.gather_fwd",
-       engram::GatherForward{.table = table_.tensor,
-                             .indices = rows_of(indices_, tokens),
-                             .embedding = out.embedding});
+  call_(context, "engram.gather_fwd",
+        engram::GatherForward{.table = table_.tensor,
+                              .indices = rows_of(indices_, tokens),
+                              .embedding = out.embedding});
 }
 
 void Pipeline::project(Context& context, int64_t tokens, const Outputs& out) {
-  call(context, "engram.kv_projection_fwd",
-       engram::KvProjectionForward{.embedding = rows_of(embedding_, tokens),
-                                   .weight = projection_weight_.tensor,
-                                   .bias = projection_bias_.tensor,
-                                   .kv = out.kv});
+  call_(context, "engram.kv_projection_fwd",
+        engram::KvProjectionForward{.embedding = rows_of(embedding_, tokens),
+                                    .weight = projection_weight_.tensor,
+                                    .bias = projection_bias_.tensor,
+                                    .kv = out.kv});
 }
 
 void Pipeline::fuse_weights(Context& context, const Outputs& out) {
-  call(context, "engram.fused_weight",
-       engram::FusedWeight{.weight_hidden = weight_hidden_.tensor,
-                           .weight_embed = weight_embed_.tensor,
-                           .weight_fused = out.fused});
+  call_(context, "engram.fused_weight",
+        engram::FusedWeight{.weight_hidden = weight_hidden_.tensor,
+                            .weight_embed = weight_embed_.tensor,
+                            .weight_fused = out.fused});
 }
 
 void Pipeline::gate(Context& context, int64_t tokens, const Outputs& out) {
-  call(context, "engram.gate_fwd",
-       engram::GateForward{.residual = rows_of(residual_, tokens),
-                           .kv = rows_of(kv_, tokens),
-                           .weight_fused = weight_fused_.tensor,
-                           .out = out.gated,
-                           .dot = out.statistics.select(0, kDot),
-                           .alpha = out.statistics.select(0, kAlpha),
-                           .rstd_residual = out.statistics.select(0, kRstdResidual),
-                           .rstd_key = out.statistics.select(0, kRstdKey),
-                           .eps = kEps,
-                           .clamp = kClamp,
-                           .mode = engram::GateForward::Mode::value});
+  call_(context, "engram.gate_fwd",
+        engram::GateForward{.residual = rows_of(residual_, tokens),
+                            .kv = rows_of(kv_, tokens),
+                            .weight_fused = weight_fused_.tensor,
+                            .out = out.gated,
+                            .dot = out.statistics.select(0, kDot),
+                            .alpha = out.statistics.select(0, kAlpha),
+                            .rstd_residual = out.statistics.select(0, kRstdResidual),
+                            .rstd_key = out.statistics.select(0, kRstdKey),
+                            .eps = kEps,
+                            .clamp = kClamp,
+                            .mode = engram::GateForward::Mode::value});
 }
 
 void Pipeline::convolve(Context& context, int64_t tokens, const Outputs& out) {
-  call(context, "engram.conv_fwd",
-       engram::ConvForward{.gated_value = rows_of(gated_, tokens),
-                           .conv_weight = conv_weight_.tensor,
-                           .conv_norm_weight = conv_norm_weight_.tensor,
-                           .state = conv_state_[0].tensor,
-                           .out = out.convolved,
-                           .new_state = out.conv_state,
-                           .dilation = layout_.config().max_ngram(),
-                           .conv_eps = kConvEps});
+  call_(context, "engram.conv_fwd",
+        engram::ConvForward{.gated_value = rows_of(gated_, tokens),
+                            .conv_weight = conv_weight_.tensor,
+                            .conv_norm_weight = conv_norm_weight_.tensor,
+                            .state = conv_state_[0].tensor,
+                            .out = out.convolved,
+                            .new_state = out.conv_state,
+                            .dilation = layout_.config().max_ngram(),
+                            .conv_eps = kConvEps});
 }
 
 void Pipeline::run_layer(Context& context, int64_t tokens, const Outputs& out) {
-  call(context, "engram.layer_fwd",
-       engram::LayerForward{.residual = rows_of(residual_, tokens),
-                            .kv = rows_of(kv_, tokens),
-                            .weight_hidden = weight_hidden_.tensor,
-                            .weight_embed = weight_embed_.tensor,
-                            .conv_weight = conv_weight_.tensor,
-                            .conv_norm_weight = conv_norm_weight_.tensor,
-                            .state = layer_state_[0].tensor,
-                            .out = out.streams,
-                            .new_state = out.layer_state,
-                            .eps = kEps,
-                            .clamp = kClamp,
-                            .dilation = layout_.config().max_ngram(),
-                            .conv_eps = kConvEps});
+  call_(context, "engram.layer_fwd",
+        engram::LayerForward{.residual = rows_of(residual_, tokens),
+                             .kv = rows_of(kv_, tokens),
+                             .weight_hidden = weight_hidden_.tensor,
+                             .weight_embed = weight_embed_.tensor,
+                             .conv_weight = conv_weight_.tensor,
+                             .conv_norm_weight = conv_norm_weight_.tensor,
+                             .state = layer_state_[0].tensor,
+                             .out = out.streams,
+                             .new_state = out.layer_state,
+                             .eps = kEps,
+                             .clamp = kClamp,
+                             .dilation = layout_.config().max_ngram(),
+                             .conv_eps = kConvEps});
 }
 
 // The last Nmax - 1 ids of history and chunk together, oldest first.
@@ -325,19 +300,8 @@ void Pipeline::update_streams(const Tensor& ids) {
 
 void Pipeline::compare_rows(const char* op, const char* output, const Tensor& fast,
                             const Tensor& expected) {
-  auto row = std::find_if(checks_.begin(), checks_.end(), [&](const CheckRow& entry) {
-    return entry.op == op && entry.output == output;
-  });
-  if (row == checks_.end()) {
-    checks_.push_back({.op = op, .output = output});
-    row = std::prev(checks_.end());
-  }
-  const Comparison result = compare(fast, expected, default_tolerance(expected), false);
-  row->tokens += expected.shape[0];
-  row->equal = row->equal && result.equal;
-  row->max_error = std::max(row->max_error, result.max_error);
-  row->max_ulp = std::max(row->max_ulp, result.max_ulp);
-  row->calc_diff = std::max(row->calc_diff, result.calc_diff);
+  checks_.add(op, output, expected.shape[0],
+              compare(fast, expected, default_tolerance(expected), false));
 }
 
 void Pipeline::check(const Tensor& ids, int64_t tokens, bool dense) {
@@ -397,20 +361,6 @@ void Pipeline::check(const Tensor& ids, int64_t tokens, bool dense) {
   }
   compare_rows("engram.conv_fwd", "out", fast.convolved, out.convolved);
   compare_rows("engram.layer_fwd", "out", fast.streams, out.streams);
-}
-
-nlohmann::ordered_json Pipeline::checks() const {
-  nlohmann::ordered_json json = nlohmann::ordered_json::array();
-  for (const CheckRow& row : checks_) {
-    json.push_back({{"op", row.op},
-                    {"output", row.output},
-                    {"rows", row.tokens},
-                    {"max_error", row.max_error},
-                    {"max_ulp", row.max_ulp},
-                    {"calc_diff", row.calc_diff},
-                    {"equal", row.equal}});
-  }
-  return json;
 }
 
 }  // namespace ehc::cli

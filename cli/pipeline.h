@@ -6,30 +6,19 @@
 
 #include <array>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "cli/checked_rows.h"
 #include "cli/host_tensor.h"
+#include "cli/operator_call.h"
+#include "cli/stage_time.h"
 #include "ehc/context.h"
 #include "ehc/table.h"
 #include "ehc/tensor.h"
 #include "ehc/text.h"
 
 namespace ehc::cli {
-
-// What one stage cost over all its chunks.
-struct StageTime {
-  std::string name;
-  std::string op;              // operator that it calls
-  std::string implementation;  // chosen by the library
-  double bytes_per_token = 0;  // by the formulas of the operators
-  double flop_per_token = 0;
-  int64_t tokens = 0;
-  double seconds = 0;
-  double best_tokens_per_second = 0;  // fastest chunk
-};
 
 struct PipelineConfig {
   int64_t chunk = 4096;  // most tokens per call
@@ -62,8 +51,7 @@ class Pipeline {
   [[nodiscard]] Tensor streams() const { return rows_of(streams_, tokens_); }
 
   [[nodiscard]] const std::vector<StageTime>& times() const { return times_; }
-  // One object per checked output: operator, tokens, largest errors, whether all were equal.
-  [[nodiscard]] nlohmann::ordered_json checks() const;
+  [[nodiscard]] const CheckedRows& checks() const { return checks_; }
 
  private:
   // Position in the gate's statistics [4, T, n].
@@ -74,21 +62,10 @@ class Pipeline {
     Tensor compressed, window, indices, embedding, kv, fused, gated, statistics, convolved,
         conv_state, streams, layer_state;
   };
-  struct CheckRow {
-    std::string op;
-    std::string output;
-    int64_t tokens = 0;
-    double max_error = 0;
-    double max_ulp = 0;
-    double calc_diff = 0;
-    bool equal = true;
-  };
 
   static Tensor rows_of(const HostTensor& host, int64_t count) {
     return host.tensor.slice(0, 0, count);
   }
-  template <class Params>
-  void call(Context& context, std::string_view op, const Params& params);
   template <class Body>
   void timed(const char* stage, const Body& body);
   void add_stage(const char* name, const char* op, double bytes_per_token, double flop_per_token);
@@ -116,7 +93,7 @@ class Pipeline {
   size_t layer_;
   PipelineConfig config_;
   int64_t tokens_ = 0;  // of the last chunk
-  std::string chosen_;  // implementation of the last call
+  OperatorCall call_;
 
   // Constants: the table and the weights of the layer.
   HostTensor table_, projection_weight_, projection_bias_, weight_hidden_, weight_embed_,
@@ -127,10 +104,9 @@ class Pipeline {
   // Carried from chunk to chunk: ids before it, and the convolution's rows before and after it.
   HostTensor history_;
   std::array<HostTensor, 2> conv_state_, layer_state_;
-  std::vector<std::byte> workspace_;
 
   std::vector<StageTime> times_;
-  std::vector<CheckRow> checks_;
+  CheckedRows checks_;
 };
 
 }  // namespace ehc::cli

@@ -1,11 +1,11 @@
 // `ehc pipeline`: the Engram forward path over a text's ids, timed, checked and explained in JSON.
 #include <fmt/core.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,15 +15,18 @@
 #include "cli/commands.h"
 #include "cli/copy_rate.h"
 #include "cli/integers.h"
+#include "cli/memory_limit.h"
 #include "cli/ngram_statistics.h"
 #include "cli/output_path.h"
 #include "cli/pipeline.h"
 #include "cli/progress.h"
 #include "cli/text_inputs.h"
 #include "core/file_io.h"
+#include "core/tensor_bytes.h"
 #include "ehc/error.h"
 #include "ehc/version.h"
 #include "tables/npy.h"
+#include "tables/safetensors.h"
 
 namespace ehc::cli {
 namespace {
@@ -31,10 +34,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct Options {
-  std::string ids, map, layout, json;
+  std::string ids, map, layout, json, streams;
   PipelineConfig pipeline;
   int64_t tokens = 0;
   int64_t dense_tokens = -1;
+  int64_t saved_tokens = 4096;
   int64_t layer = -1;
   int64_t paragraph_begin = 0;
   int64_t paragraph_tokens = 160;
@@ -105,8 +109,7 @@ class GateStatistics {
   std::vector<std::vector<float>> paragraph_;
 };
 
-// Memory is promised generously and missed late, so a table that cannot fit is refused first.
-void require_memory(const tables::HashLayout& layout, size_t layer, const Options& options) {
+void require_memory_for(const tables::HashLayout& layout, size_t layer, const Options& options) {
   const PipelineConfig& config = options.pipeline;
   const auto values = [](int64_t a, int64_t b) {
     return static_cast<double>(a) * static_cast<double>(b);
@@ -115,35 +118,7 @@ void require_memory(const tables::HashLayout& layout, size_t layer, const Option
   const double wanted = 2 * values(layout.rows()[layer], layout.config().row_width) +
                         2 * values(embed, (config.streams + 1) * config.width) +
                         2 * values(config.chunk, embed + (5 * config.streams + 1) * config.width);
-  const double present =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-  if (wanted > 0.8 * present) {
-    throw Error(ErrorKind::unavailable,
-                fmt::format("memory: table, weights and chunk need {:.1f} GB of this machine's "
-                            "{:.1f}; take a smaller layout, --width or --chunk",
-                            wanted * 1e-9, present * 1e-9));
-  }
-}
-
-Json stages_json(const std::vector<StageTime>& times, double ceiling) {
-  Json json = Json::array();
-  for (const StageTime& time : times) {
-    if (time.tokens == 0) continue;
-    const double best_bytes = time.best_tokens_per_second * time.bytes_per_token;
-    json.push_back(
-        {{"stage", time.name},
-         {"op", time.op},
-         {"implementation", time.implementation},
-         {"tokens", time.tokens},
-         {"seconds", time.seconds},
-         {"tokens_per_second", static_cast<double>(time.tokens) / time.seconds},
-         {"best_tokens_per_second", time.best_tokens_per_second},
-         {"bytes_per_token", time.bytes_per_token},
-         {"best_gb_per_second", best_bytes * 1e-9},
-         {"share_of_copy", best_bytes / ceiling},
-         {"best_gflop_per_second", time.best_tokens_per_second * time.flop_per_token * 1e-9}});
-  }
-  return json;
+  require_memory(wanted, "table, weights and chunk", "a smaller layout, --width or --chunk");
 }
 
 int64_t distinct_raw_ids(const Tensor& ids, int64_t vocab) {
@@ -181,6 +156,27 @@ bool is_sampled(int64_t chunk, int64_t chunks, int64_t samples) {
   return chunk * samples / chunks != (chunk + 1) * samples / chunks;
 }
 
+// The updated streams of the first tokens, kept for a file.
+class SavedStreams {
+ public:
+  SavedStreams(const Context& context, int64_t tokens, const PipelineConfig& config)
+      : host_(context, DType::bf16, {tokens, config.streams, config.width}) {}
+
+  void add(int64_t first_token, const Tensor& streams) {
+    const int64_t end = std::min(first_token + streams.shape[0], host_.tensor.shape[0]);
+    if (end <= first_token) return;
+    std::memcpy(host_.tensor.slice(0, first_token, end).data, streams.data,
+                bytes_of(streams.slice(0, 0, end - first_token)));
+  }
+  void write(const std::string& path) const {
+    const tables::NamedTensor tensors[] = {{"streams", host_.tensor}};
+    tables::write_safetensors(path, tensors);
+  }
+
+ private:
+  HostTensor host_;
+};
+
 Json run_pipeline(const Options& options) {
   const text::TokenMap map = text::TokenMap::load(options.map);
   const tables::HashLayout layout = tables::HashLayout::load(options.layout);
@@ -188,7 +184,7 @@ Json run_pipeline(const Options& options) {
   const Tensor ids = usable_ids(file, options.ids, options.tokens);
   const size_t layer = find_layer(layout, options.layout, options.layer);
   require_fitting(map, options.map, layout, options.layout);
-  require_memory(layout, layer, options);
+  require_memory_for(layout, layer, options);
   const int64_t tokens = ids.shape[0];
   // Whole chunks.
   const int64_t chunk = options.pipeline.chunk;
@@ -202,6 +198,10 @@ Json run_pipeline(const Options& options) {
   Pipeline pipeline(context, map, layout, layer, options.pipeline);
   NgramStatistics ngrams(layout, layer);
   GateStatistics gates(options.pipeline.streams, options.paragraph_begin, options.paragraph_tokens);
+  const int64_t dense_tokens = std::min(tokens, dense_chunks * chunk);
+  SavedStreams saved(context,
+                     options.streams.empty() ? 0 : std::min(options.saved_tokens, dense_tokens),
+                     options.pipeline);
   Checksum index_sum;
   Checksum stream_sum;
   std::vector<int64_t> rows;
@@ -224,6 +224,7 @@ Json run_pipeline(const Options& options) {
         pipeline.update_streams(ids_here);
         gates.add(begin, pipeline.alpha());
         stream_sum.add(pipeline.streams());
+        saved.add(begin, pipeline.streams());
       }
       if (is_sampled(at, is_dense ? dense_chunks : chunks, options.check_chunks)) {
         pipeline.check(ids_here, options.check_tokens, is_dense);
@@ -233,38 +234,35 @@ Json run_pipeline(const Options& options) {
 
   Json json;
   json["version"] = EHC_VERSION_STRING;
-  json["configuration"] = configuration_json(layout, layer, options, context, tokens,
-                                             std::min(tokens, dense_chunks * chunk));
+  json["configuration"] = configuration_json(layout, layer, options, context, tokens, dense_tokens);
   json["vocabulary"] = {{"ids", map.vocab_size()},
                         {"compressed_ids", map.size()},
                         {"ids_in_text", distinct_raw_ids(ids, map.vocab_size())},
                         {"compressed_ids_in_text", ngrams.distinct_ids()}};
   json["copy_gb_per_second"] = ceiling * 1e-9;
   json["stages"] = stages_json(pipeline.times(), ceiling);
-  json["checks"] = pipeline.checks();
+  json["checks"] = pipeline.checks().to_json();
   json["checksums"] = {{"indices", index_sum.text()}, {"streams", stream_sum.text()}};
   json["rows_touched"] = ngrams.rows_touched();
   json["orders"] = ngrams.orders(options.top);
   json["gate"] = gates.to_json();
+  if (!options.streams.empty()) saved.write(options.streams);
   return json;
 }
 
 void print_summary(const Json& json) {
-  fmt::print("{:<12} {:<16} {:>10} {:>10} {:>12} {:>9} {:>8}\n", "stage", "implementation",
-             "tokens", "seconds", "tokens/s", "GB/s", "of copy");
-  for (const Json& stage : json["stages"]) {
-    fmt::print("{:<12} {:<16} {:>10} {:>10.4f} {:>12.4g} {:>9.2f} {:>8.2f}\n",
-               stage["stage"].get<std::string>(), stage["implementation"].get<std::string>(),
-               stage["tokens"].get<int64_t>(), stage["seconds"].get<double>(),
-               stage["best_tokens_per_second"].get<double>(),
-               stage["best_gb_per_second"].get<double>(), stage["share_of_copy"].get<double>());
-  }
+  print_stages(json["stages"]);
   fmt::print("indices {}  streams {}\n", json["checksums"]["indices"].get<std::string>(),
              json["checksums"]["streams"].get<std::string>());
 }
 
 void run(const Options& options) {
-  if (!options.json.empty()) require_writable(options.json);
+  if (!options.streams.empty() && options.dense_tokens == 0) {
+    throw UsageError("--save-streams: expected --dense-tokens above 0, got 0");
+  }
+  for (const std::string& path : {options.json, options.streams}) {
+    if (!path.empty()) require_writable(path);
+  }
   const Json json = run_pipeline(options);
   if (!options.json.empty()) {
     const std::string text = json.dump(1) + "\n";
@@ -272,13 +270,7 @@ void run(const Options& options) {
     write_file(options.json, parts);
   }
   print_summary(json);
-  for (const Json& check : json["checks"]) {
-    if (check["equal"].get<bool>()) continue;
-    fmt::print(stderr, "ehc: {}: '{}' differs from the reference by up to {:.3g}\n",
-               check["op"].get<std::string>(), check["output"].get<std::string>(),
-               check["max_error"].get<double>());
-    throw Exit{kDifferent};
-  }
+  require_equal(json["checks"]);
 }
 
 }  // namespace
@@ -293,6 +285,11 @@ void add_pipeline_command(CLI::App& app) {
   command->add_option("--map", o->map, "token map (ehc tokmap build)")->required();
   command->add_option("--layout", o->layout, "hash layout (ehc layout)")->required();
   command->add_option("--json", o->json, "file to write all figures to");
+  command->add_option("--save-streams", o->streams,
+                      "file to write the updated streams to, for ehc streams");
+  command->add_option("--saved-tokens", o->saved_tokens, "of the first tokens, at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_option("--layer", o->layer, "layer id of the layout (default: its first)");
   command->add_option("--tokens", o->tokens, "read only this many tokens (default: all)")
       ->check(CLI::PositiveNumber);

@@ -1,6 +1,5 @@
 // `ehc train`: the Engram layer alone learns to predict the next token of a text.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -16,6 +15,7 @@
 
 #include "cli/checksum.h"
 #include "cli/commands.h"
+#include "cli/memory_limit.h"
 #include "cli/output_path.h"
 #include "cli/progress.h"
 #include "cli/text_inputs.h"
@@ -77,8 +77,7 @@ TrainSettings settings_of(const Options& options, const Tensor& ids, const text:
           {"layout", checksum(layout)}};
 }
 
-// Memory is promised generously and missed late, so what cannot fit is refused first.
-void require_memory(const tables::HashLayout& layout, size_t layer, const TrainConfig& config) {
+void require_memory_for(const tables::HashLayout& layout, size_t layer, const TrainConfig& config) {
   const auto number = [](int64_t x) { return static_cast<double>(x); };
   const double row_width = number(layout.config().row_width);
   const double embed = number(layout.config().columns()) * row_width;
@@ -90,14 +89,7 @@ void require_memory(const tables::HashLayout& layout, size_t layer, const TrainC
   // Forward and backward: embeddings and gradients of rows, kv, streams, features, classes.
   const double token = 3 * embed + 2 * (n + 1) * d + 4 * n * d + 2 * d + number(config.classes);
   const double wanted = sizeof(float) * (parameters + number(config.tokens) * token);
-  const double present =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-  if (wanted > 0.8 * present) {
-    throw Error(ErrorKind::unavailable,
-                fmt::format("memory: table, weights and one step need {:.1f} GB of this machine's "
-                            "{:.1f}; take a smaller layout, --width or --tokens",
-                            wanted * 1e-9, present * 1e-9));
-  }
+  require_memory(wanted, "table, weights and one step", "a smaller layout, --width or --tokens");
 }
 
 Json rows_of(const Tensor& alpha) {
@@ -158,7 +150,7 @@ Json run_training(const Options& options) {
   const Tensor ids = usable_ids(file, options.ids, options.text_tokens);
   const size_t layer = find_layer(layout, options.layout, options.layer);
   require_fitting(map, options.map, layout, options.layout);
-  require_memory(layout, layer, options.train);
+  require_memory_for(layout, layer, options.train);
 
   Context context = Context::cpu(options.threads);
   const TrainConfig& config = options.train;

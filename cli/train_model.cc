@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "cli/case_random.h"
+#include "cli/random_tensor.h"
 #include "cli/text_inputs.h"
 #include "core/parallel.h"
 #include "ehc/engram/gather.h"
@@ -31,18 +32,6 @@ constexpr double kBeta = 0.9;  // of the momentum of all but the table
 constexpr int64_t kTaps = 4;
 // Rows that nothing was learned about say little, but enough to tell the gates apart.
 constexpr float kTableDeviation = 0.02F;
-
-// Element i is normal-like with the given mean and deviation, a function of seed, name and i only.
-void fill_random(Context& context, const Tensor& tensor, uint64_t seed, std::string_view name,
-                 float mean, float deviation) {
-  const uint64_t stream = random_stream(seed, name);
-  auto* values = tensor.as<float>();
-  parallel_for(context, tensor.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      values[i] = std::fma(deviation, random_normal(random_bits(stream, i)), mean);
-    }
-  });
-}
 
 }  // namespace
 

@@ -155,6 +155,68 @@ def gate_histogram(streams: list[dict]) -> str:
     return picture("gates", draw, height=2.6)
 
 
+SUM_FLOOR = 1e-8  # below it a sum of fp32 numbers is 1
+
+
+def sinkhorn_curves(curves: list[dict], used: int) -> str:
+    """Distance of the sums of rows and columns from 1, by the number of rounds."""
+    def draw(axes):
+        for panel, line in zip(axes, ("row", "column")):
+            for i, curve in enumerate(curves):
+                label = ("maps of this text" if curve["logits"] == "text"
+                         else f"random logits, deviation {curve['logits']}")
+                for kind, style in (("worst", "-"), ("median", (0, (2, 2)))):
+                    panel.plot(curve["repeat"], [max(SUM_FLOOR, x) for x in curve[f"{line}_{kind}"]],
+                               color=SERIES[i % len(SERIES)], linestyle=style,
+                               linewidth=1.8 if kind == "worst" else 1.2,
+                               label=label if kind == "worst" else None)
+            panel.axvline(used, color=INK, linewidth=0.8, linestyle=(0, (1, 3)))
+            panel.set_yscale("log")
+            panel.set_ylim(3e-7, 4)
+            panel.set_xlim(0, max(curves[0]["repeat"]))
+            panel.set_title(f"{line}s")
+            panel.set_xlabel("rounds R")
+            panel.grid()
+        axes[0].set_ylabel("defect: largest |sum − 1| of a map")
+        axes[1].text(used + 1, 2, f"R = {used} here", verticalalignment="top")
+        axes[1].legend(loc="center right")
+
+    return picture("sinkhorn", draw, 2, height=3.6)
+
+
+def gain_curves(gain: dict) -> str:
+    """Gain of the product of all maps so far, by depth; beyond fp32 there is no line."""
+    looks = {  # random maps with Sinkhorn lie on those of the text, hence dots
+        ("text", "unconstrained"): {"color": SERIES[0], "linestyle": (0, (3, 2))},
+        ("random", "unconstrained"): {"color": SERIES[1], "linestyle": (0, (3, 2))},
+        ("text", "constrained"): {"color": SERIES[0]},
+        ("random", "constrained"): {"color": SERIES[1], "linestyle": "none", "marker": "o", "markersize": 3.5},
+    }
+
+    def draw(axes):
+        top = 10.0
+        for panel, direction in zip(axes, ("forward", "backward")):
+            for (name, kind), look in looks.items():
+                values = [row[f"composite_{direction}_gain"] for row in gain[name][kind]]
+                values = [float("nan") if value is None else value for value in values]
+                top = max([top, *(value for value in values if value == value)])
+                with_or_without = "with" if kind == "constrained" else "without"
+                panel.plot(range(1, len(values) + 1), values, **look,
+                           label=f"maps of this text, {with_or_without} Sinkhorn"
+                           if name == "text" else f"random maps, {with_or_without}")
+            panel.set_yscale("log")
+            panel.set_xlim(0, len(values) + 1)
+            panel.set_title(direction)
+            panel.set_xlabel("depth (sublayers)")
+            panel.grid()
+        for panel in axes:
+            panel.set_ylim(0.2, 5 * top)
+        axes[0].set_ylabel("largest gain of any token (factor)")
+        axes[0].legend()
+
+    return picture("gain", draw, 2, height=3.4)
+
+
 def moving_mean(values: list[float], count: int) -> list[float]:
     """Mean of each value and up to count - 1 before it."""
     sums = [0.0]

@@ -1,6 +1,8 @@
-"""One self-contained HTML page about a run of the pipeline and, if there was one, of the training.
+"""One self-contained HTML page about a run of the pipeline and, where there were any, of the stack and
+the training.
 
-    report.py FIGURES.json IDS.npy OUTPUT.html [--training TRAINING.json] [--title TEXT]
+    report.py FIGURES.json IDS.npy OUTPUT.html [--stack STACK.json] [--training TRAINING.json]
+        [--title TEXT]
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import os
 import pathlib
 
 import figures
-from results import Results, deviations, expected, visible
+from results import Results, deviations, expected, number, visible
 from terminal import fail
 
 GATE_SPREAD = 0.3  # distance from 1/2 at which the colour is full
+MAP_STRENGTH = 0.6  # opacity of a full cell of a map: the number on it stays readable
+POST_FULL = 2
 SMOOTH = 20  # steps that the bold line of the loss averages
 
 
@@ -72,16 +76,29 @@ def overview(r: Results) -> str:
     if layer:
         tiles.append(tile(f"{layer['best_gb_per_second']:.1f} GB/s",
                           f"fused layer, {layer['share_of_copy']:.0%} of the copy rate"))
+    if r.stack:
+        gain = r.stack["gain"]["text"]["constrained"][-1]
+        tiles.append(tile(number(max(gain["composite_forward_gain"], gain["composite_backward_gain"])),
+                          f"largest gain of a signal through {r.stack['configuration']['sublayers']} mHC "
+                          "sublayers"))
     tiles.append(tile(verdict(r.all_equal, "equal", "different"),
                       "fast kernels and reference, in all sampled chunks"))
     return '<div class="tiles">' + "".join(tiles) + "</div>"
 
 
+def stage_row(stage: dict) -> list[str]:
+    return [stage["stage"], f"<code>{stage['op']}</code>", f"<code>{stage['implementation']}</code>",
+            f"{stage['tokens']:,}", f"{stage['seconds']:.3f}", rate(stage["best_tokens_per_second"]),
+            f"{stage['bytes_per_token']:,.0f}", f"{stage['best_gb_per_second']:.2f}",
+            f"{stage['share_of_copy']:.2f}"]
+
+
+STAGE_HEADER = ["stage", "operator", "implementation", "tokens", "seconds", "tokens/s", "bytes/token",
+                "GB/s", "of copy"]
+
+
 def stages(r: Results) -> str:
-    rows = [[stage["stage"], f"<code>{stage['op']}</code>", f"<code>{stage['implementation']}</code>",
-             f"{stage['tokens']:,}", f"{stage['seconds']:.3f}", rate(stage["best_tokens_per_second"]),
-             f"{stage['bytes_per_token']:,.0f}", f"{stage['best_gb_per_second']:.2f}",
-             f"{stage['share_of_copy']:.2f}"] for stage in r["stages"]]
+    rows = [stage_row(stage) for stage in r["stages"]]
     projection = r.stage("projection")
     compute = ""
     if projection:
@@ -93,8 +110,7 @@ time on {r["configuration"]["threads"]} threads. <em>Gate</em> and <em>convoluti
 halves of the layer on their own; <em>layer</em> does both and adds the result to the
 streams in one pass, with one rounding, and that is what a model would call.</p>
 {figure(figures.stage_times(r["stages"]), "Time per token and stage.")}
-{table(["stage", "operator", "implementation", "tokens", "seconds", "tokens/s", "bytes/token",
-        "GB/s", "of copy"], rows, 3)}
+{table(STAGE_HEADER, rows, 3)}
 <p class="note">Seconds are the sum over all chunks; the rates are those of the fastest chunk, with
 bytes by the formulas of the operators; a plain copy of memory reached {r["copy_gb_per_second"]:.1f} GB/s (read and written) in the
 same run. The ids of one chunk fit in the caches, so the first stages can be faster than a
@@ -215,6 +231,98 @@ mechanism. Equal contexts give equal gates, and each stream decides for itself.{
 {table(["", "mean", "deviation", "least", "most"], rows)}"""
 
 
+def intensity(passes: list[dict]) -> str:
+    """What bounds the stack; a rate of operations over one of bytes are operations per byte."""
+    forward, backward = (p["best_gflop_per_second"] / p["best_gb_per_second"] for p in passes)
+    return (f"Forward makes {forward:.0f} floating-point operations per byte, backward {backward:.0f}: the "
+            "projection and its gradient are as much arithmetic as traffic.")
+
+
+def shaded(colour: str, value: float, full: float = 1) -> str:
+    """A cell of a map: the number on a colour that is full at `full`."""
+    strength = MAP_STRENGTH * min(1.0, value / full)
+    shown = f"{value:.2f}".removeprefix("0")
+    return f'<i class="{colour}" style="background:rgba(var(--{colour}), {strength:.2f})">{shown}</i>'
+
+
+def small_map(pre: list[float], post: list[float], comb: list[list[float]]) -> str:
+    """comb with pre of its input streams on the left and post of its output streams below."""
+    cells = []
+    for i, row in enumerate(comb):
+        cells.append(shaded("read", pre[i]))
+        cells += [shaded("mix", value) for value in row]
+    cells.append("<i></i>")
+    cells += [shaded("write", value, POST_FULL) for value in post]
+    return f'<div class="map" style="--n:{len(pre) + 1}">{"".join(cells)}</div>'
+
+
+def maps(r: Results) -> str:
+    m = r.stack["maps"]
+    if not m["sublayers"] or not m["comb"][0]:
+        return ""
+    texts = [code(r.token(m["first_token"] + t)) for t in range(len(m["comb"][0]))]
+    rows = []
+    for s, sublayer in enumerate(m["sublayers"]):
+        cells = "".join(f"<td>{small_map(*values)}</td>"
+                        for values in zip(m["pre"][s], m["post"][s], m["comb"][s]))
+        rows.append(f'<tr><th class="text">sublayer {sublayer + 1}</th>{cells}</tr>')
+    header = "".join(f"<th>{text}</th>" for text in texts)
+    return f"""<p>A map for every token and sublayer. Row i of <em>comb</em> is what input stream i gives
+to each output stream; rows and columns sum to 1. Left of it <em>pre</em>: how much of stream i the
+layer reads. Below it <em>post</em>: how much of the layer's output goes into each output stream.</p>
+<div class="legend"><span><b class="read"></b>pre, 0 to 1</span><span><b class="mix"></b>comb, 0 to
+1</span><span><b class="write"></b>post, 0 to {POST_FULL}</span></div>
+<div class="scroll"><table class="maps"><thead><tr><th></th>{header}</tr></thead><tbody>
+{"".join(rows)}</tbody></table></div>"""
+
+
+def stack(r: Results) -> str:
+    if not r.stack:
+        return ""
+    c, gain = r.stack["configuration"], r.stack["gain"]
+    rows = []
+    for stage in r.stack["stages"] + r.stack["passes"]:
+        row = stage_row(stage)
+        if not stage["op"]:
+            row[1] = "tanh" if stage["stage"].startswith("layer") else "all of these operators"
+        gflops = stage["best_gflop_per_second"]
+        rows.append([*row, f"{gflops:.1f}" if gflops else ""])
+    text = {kind: stacks[-1] for kind, stacks in gain["text"].items()}
+    counts = {curve["maps"] for curve in r.stack["sinkhorn"] if curve["logits"] != "text"}
+    return f"""<h2 id="streams">Streams through mHC sublayers</h2>
+<p>The streams of the first {c["tokens"]:,} tokens, as Engram left them, go through {c["sublayers"]}
+mHC sublayers and their gradients all the way back. At the entry of a sublayer the token's own streams
+say how they are to be read, mixed and written: a projection of all of them gives the numbers
+<em>pre</em>, <em>comb</em> and <em>post</em>. A <em>seam</em> is the exit of one sublayer and the entry of the next one in one
+operator.</p>
+<p class="note">Weights are random here too, and a tanh stands for attention and feed-forward. The
+gradient starts as random numbers on the last streams.</p>
+{table([*STAGE_HEADER, "GFLOP/s"], rows, 3)}
+<p class="note">Tokens count once for every sublayer; the last two rows are the whole stack, per token
+of text and without the layers, at the rate of the fastest chunk of {c["chunk"]:,}. Bytes: every input
+and every output once; those of a chunk may still lie in a cache, which is faster than a copy of memory
+({r.stack["copy_gb_per_second"]:.1f} GB/s in the same run).
+{intensity(r.stack["passes"])}</p>
+<h3 id="sinkhorn">How fast Sinkhorn converges</h3>
+<p>Sinkhorn makes a map doubly stochastic by dividing rows and columns by their sums in turn. The last
+step is one of columns, so columns are exact up to eps = {c["eps"]:g}; rows come as close as the rounds R
+bring them, and that depends on how far apart the logits are. No R is safe for all.</p>
+{figure(figures.sinkhorn_curves(r.stack["sinkhorn"], c["repeat"]), "Worst (solid) and median (dashed) of "
+        f"{max(counts):,} random maps each, and of the {c['tokens'] * c['sublayers']:,} maps of this text: "
+        f"logits of deviation {c['spread']:g} and 1 more on the diagonal.")}
+<h3 id="maps">What a token does to its streams</h3>
+{maps(r)}
+<h3 id="gain">What the constraint is for</h3>
+<p>How much larger can a signal become on its way through all maps? Forwards that is the largest sum
+of a column of their product, backwards that of a row. Maps that Sinkhorn made keep both at 1, however
+deep: {number(text["constrained"]["composite_forward_gain"])} and
+{number(text["constrained"]["composite_backward_gain"])} after {c["sublayers"]} sublayers of this text. The same logits
+taken as maps enlarge it {number(text["unconstrained"]["composite_forward_gain"])} and
+{number(text["unconstrained"]["composite_backward_gain"])} times.</p>
+{figure(figures.gain_curves(gain), "Gain of the product of the maps up to a depth, worst token. Random maps: "
+        "without Sinkhorn, normal numbers of the same deviation.")}"""
+
+
 def training(r: Results) -> str:
     if not r.training:
         return ""
@@ -253,14 +361,15 @@ number of threads: state <code>{t["checksum"]}</code>.</p>
 def checks(r: Results) -> str:
     rows = [[f"<code>{c['op']}</code>", f"<code>{c['output']}</code>", f"{c['rows']:,}",
              f"{c['max_error']:.3g}", f"{c['max_ulp']:.3g}", f"{c['calc_diff']:.2g}",
-             verdict(c["equal"], "equal", "DIFFERENT")] for c in r["checks"]]
+             verdict(c["equal"], "equal", "DIFFERENT")] for c in r.checks]
     c = r["configuration"]
     settings = ", ".join(f"{key.replace('_', ' ')} {value:,}" if isinstance(value, int) else f"{key} {value}"
                          for key, value in c.items())
     return f"""<h2 id="checks">Checks</h2>
 <p>Sampled chunks were computed again by the plain reference loops (double accumulation) from the
 same inputs. Integers must be the same; bf16 results may differ by one unit in the last place in at
-most 1&nbsp;% of the values.</p>
+most 1&nbsp;% of the values. The operators of mHC round inside, and what follows from such a value
+differs with it: there calc_diff, the share of the energy in the difference, is at most 10<sup>−6</sup>.</p>
 {table(["operator", "output", "rows compared", "max error", "max ulp", "calc_diff", "verdict"],
        rows, 2)}
 <footer><p>Rerun with the same settings, on any number of threads: the same bits. XXH64 of all
@@ -273,8 +382,11 @@ def page(r: Results, title: str) -> str:
     css = (pathlib.Path(__file__).parent / "report.css").read_text(encoding="utf-8")
     steps = ["text", "token ids", "compressed ids", "n-gram windows", "rows", "keys and value",
              "gates", "convolution", "streams"]
+    if r.stack:
+        steps.append("mHC sublayers")
     path = "".join(f"<li><span>{step}</span></li>" for step in steps)
-    sections = [overview, stages, vocabulary, ngrams, collisions, frequency, gates, training, checks]
+    sections = [overview, stages, vocabulary, ngrams, collisions, frequency, gates, stack, training,
+                checks]
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -302,10 +414,11 @@ def main() -> None:
     parser.add_argument("figures", type=pathlib.Path)
     parser.add_argument("ids", type=pathlib.Path)
     parser.add_argument("output", type=pathlib.Path)
+    parser.add_argument("--stack", type=pathlib.Path)
     parser.add_argument("--training", type=pathlib.Path)
     parser.add_argument("--title", default="a text")
     arguments = parser.parse_args()
-    results = Results(arguments.figures, arguments.ids, arguments.training)
+    results = Results(arguments.figures, arguments.ids, arguments.stack, arguments.training)
     content = page(results, arguments.title)
     scratch = arguments.output.with_suffix(f".{os.getpid()}.tmp")
     try:

@@ -1,5 +1,5 @@
-"""What the report and the terminal table both read: the figures of pipeline and training, and the
-text's tokens."""
+"""What the report and the terminal table both read: the figures of pipeline, stack and training, and
+the text's tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import numpy as np
 from v4_tokenizer import load_tokenizer
 
 
+def read_json(path: pathlib.Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 class Results:
     def __init__(self, figures: pathlib.Path, ids: pathlib.Path,
-                 training: pathlib.Path | None = None):
-        self.figures = json.loads(figures.read_text(encoding="utf-8"))
-        self.training = json.loads(training.read_text(encoding="utf-8")) if training else None
+                 stack: pathlib.Path | None = None, training: pathlib.Path | None = None):
+        self.figures = read_json(figures)
+        self.stack = read_json(stack) if stack else None
+        self.training = read_json(training) if training else None
         self.ids = np.load(ids, mmap_mode="r")
         self.tokenizer = load_tokenizer()
 
@@ -36,8 +41,12 @@ class Results:
         return "□" * pads + self.text(last - order + 1, last + 1)
 
     @property
+    def checks(self) -> list[dict]:
+        return self["checks"] + (self.stack["checks"] if self.stack else [])
+
+    @property
     def all_equal(self) -> bool:
-        return all(check["equal"] for check in self["checks"])
+        return all(check["equal"] for check in self.checks)
 
     def stage(self, name: str) -> dict | None:
         return next((stage for stage in self["stages"] if stage["stage"] == name), None)
@@ -53,6 +62,13 @@ def deviations(table: dict) -> float:
     spread = table["rows_used_deviation"]
     difference = table["rows_used"] - table["rows_used_predicted"]
     return difference / spread if spread > 0 else 0.0
+
+
+def number(value: float | None) -> str:
+    """Of any size; none is what JSON has for infinity and for no number."""
+    if value is None:
+        return "beyond fp32"
+    return f"{value:.4f}" if value < 100 else f"{value:.2g}"
 
 
 def expected(value: float) -> str:

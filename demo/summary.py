@@ -1,6 +1,6 @@
 """The figures of a run as a table for the terminal.
 
-    summary.py FIGURES.json IDS.npy [--training TRAINING.json] [--title TEXT]
+    summary.py FIGURES.json IDS.npy [--stack STACK.json] [--training TRAINING.json] [--title TEXT]
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
-from results import Results, deviations, expected, visible
+from results import Results, deviations, expected, number, visible
 from terminal import bold
 
 NGRAMS_SHOWN = 8
@@ -39,14 +39,18 @@ def print_overview(r: Results, title: str) -> None:
     print(f"  streams     {c['streams']} of {c['width']:,} bf16 values")
 
 
-def print_stages(r: Results) -> None:
-    heading(f"Stages, {r['configuration']['threads']} threads, chunks of "
-            f"{r['configuration']['chunk']:,} tokens")
+def print_times(stages: list[dict]) -> None:
     print_rows(
         ["stage", "implementation", "tokens", "seconds", "tokens/s", "GB/s", "of copy"],
         [[s["stage"], s["implementation"], f"{s['tokens']:,}", f"{s['seconds']:.3f}",
           f"{s['best_tokens_per_second']:,.0f}", f"{s['best_gb_per_second']:.2f}",
-          f"{s['share_of_copy']:.2f}"] for s in r["stages"]], 2)
+          f"{s['share_of_copy']:.2f}"] for s in stages], 2)
+
+
+def print_stages(r: Results) -> None:
+    heading(f"Stages, {r['configuration']['threads']} threads, chunks of "
+            f"{r['configuration']['chunk']:,} tokens")
+    print_times(r["stages"])
     print(f"  rates: of the fastest chunk; copying memory: {r['copy_gb_per_second']:.1f} GB/s. "
           "layer = gate + convolution + streams in one pass")
 
@@ -87,6 +91,23 @@ def print_collisions(r: Results) -> None:
     print("  worst deviation: of one table, in standard deviations of evenly random rows")
 
 
+def print_stack(r: Results) -> None:
+    if not r.stack:
+        return
+    c = r.stack["configuration"]
+    heading(f"mHC: {c['sublayers']} sublayers forward and backward, {c['tokens']:,} tokens in chunks "
+            f"of {c['chunk']:,}")
+    print_times(r.stack["stages"] + r.stack["passes"])
+    print(f"  rates: of the fastest call, of a whole pass the fastest chunk; copying memory: "
+          f"{r.stack['copy_gb_per_second']:.1f} GB/s")
+    for name, stacks in r.stack["gain"].items():
+        ends = {kind: rows[-1] for kind, rows in stacks.items()}
+        print(f"  gain        {name} maps: forward {number(ends['constrained']['composite_forward_gain'])}, "
+              f"backward {number(ends['constrained']['composite_backward_gain'])}; without Sinkhorn "
+              f"{number(ends['unconstrained']['composite_forward_gain'])} and "
+              f"{number(ends['unconstrained']['composite_backward_gain'])}")
+
+
 def print_training(r: Results) -> None:
     if not r.training:
         return
@@ -104,12 +125,12 @@ def print_training(r: Results) -> None:
 
 def print_checks(r: Results) -> None:
     heading("Fast against reference")
-    for check in r["checks"]:
+    for check in r.checks:
         if not check["equal"]:
             print(f"  DIFFERENT: {check['op']} '{check['output']}', by up to {check['max_error']:.3g}")
-    rows = sum(check["rows"] for check in r["checks"])
-    print(f"  {len(r['checks'])} outputs of {len({c['op'] for c in r['checks']})} operators, "
-          f"{rows:,} rows compared: {'all equal' if r.all_equal else 'NOT equal'} by the default tolerance")
+    rows = sum(check["rows"] for check in r.checks)
+    print(f"  {len(r.checks)} outputs of {len({c['op'] for c in r.checks})} operators, "
+          f"{rows:,} rows compared: {'all equal' if r.all_equal else 'NOT equal'} within rounding")
     print(f"  XXH64 of indices {r['checksums']['indices']}, of streams {r['checksums']['streams']}")
 
 
@@ -117,14 +138,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figures", type=pathlib.Path)
     parser.add_argument("ids", type=pathlib.Path)
+    parser.add_argument("--stack", type=pathlib.Path)
     parser.add_argument("--training", type=pathlib.Path)
     parser.add_argument("--title", default="a text")
     arguments = parser.parse_args()
-    results = Results(arguments.figures, arguments.ids, arguments.training)
+    results = Results(arguments.figures, arguments.ids, arguments.stack, arguments.training)
     print_overview(results, arguments.title)
     print_stages(results)
     print_ngrams(results)
     print_collisions(results)
+    print_stack(results)
     print_training(results)
     print_checks(results)
 

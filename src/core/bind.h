@@ -48,6 +48,7 @@ using Derive = void (*)(Bound& bound, const void* params);
 class FrontDoor {
  public:
   FrontDoor(const Schema& schema, const Arguments& args);
+  FrontDoor(const Schema&, Arguments&&) = delete;  // it keeps the reference
 
   // Checks attributes and inputs, and binds the symbols.
   void bind_inputs(Derive derive);

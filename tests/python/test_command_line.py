@@ -20,12 +20,13 @@ def test_bench_wants_a_positive_time(ehc, cases, seconds):
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("command", ["bench", "pipeline", "train"])
+@pytest.mark.parametrize("command", ["bench", "pipeline", "streams", "train"])
 def test_results_that_cannot_be_written_are_told_at_once(ehc, cases, tmp_path, command):
     target = tmp_path / "missing" / "out.json"
     inputs = {
         "bench": ["--cases", cases],
         "pipeline": ["--ids", "none", "--map", "none", "--layout", "none"],
+        "streams": ["--in", "none"],
         "train": ["--ids", "none", "--map", "none", "--layout", "none"],
     }
     done = ehc.run(command, *inputs[command], "--json", target)

@@ -1,4 +1,5 @@
-"""The demo on a small text: figures of `ehc pipeline` and `ehc train`, and the page in a browser."""
+"""The demo on a small text: figures of `ehc pipeline`, `ehc streams` and `ehc train`, and the page in a
+browser."""
 
 import json
 import re
@@ -9,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import ROOT
+from engramhc.reference.files import load
 
 DEMO = ROOT / "demo"
 PSALM = """The LORD is my shepherd; I shall not want.
@@ -60,9 +62,13 @@ def run_pipeline(ehc, folder, inputs, name, *more, threads=2, chunk=CHUNK, dense
     return json.loads(target.read_text(encoding="utf-8"))
 
 
+SAVED = CHUNK + 100
+
+
 @pytest.fixture(scope="module")
 def figures(ehc, folder, inputs):
-    return run_pipeline(ehc, folder, inputs, "figures")
+    return run_pipeline(ehc, folder, inputs, "figures", "--save-streams", folder / "streams.safetensors",
+                        "--saved-tokens", SAVED)
 
 
 def test_addressing(figures, inputs):
@@ -173,6 +179,34 @@ def test_seed_changes_streams_only(ehc, folder, inputs, figures):
     assert other["checksums"]["streams"] != figures["checksums"]["streams"]
 
 
+def test_saved_streams(ehc, folder, inputs, figures):
+    """The first tokens of those that the checksum covers, whatever their number."""
+    saved = load(folder / "streams.safetensors")[0]
+    assert list(saved) == ["streams"] and saved["streams"].dtype == "BF16"
+    values = saved["streams"].decode()
+    assert values.shape == (SAVED, 3, 72) and 0.5 < values.std() < 4
+    path = folder / "all-streams.safetensors"
+    other = run_pipeline(ehc, folder, inputs, "all-streams", "--save-streams", path)
+    assert other["checksums"] == figures["checksums"]
+    everything = load(path)[0]["streams"].decode()
+    assert everything.shape == (2 * CHUNK, 3, 72)
+    assert np.array_equal(everything[:SAVED], values) and everything[SAVED:].std() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [(["--dense-tokens", 0], 2, "--save-streams: expected --dense-tokens above 0, got 0"),
+     (["--saved-tokens", 0], 2, "--saved-tokens"),
+     ([], 4, "the folder does not exist")],
+)
+def test_streams_that_cannot_be_saved(ehc, tmp_path, inputs, arguments, code, message):
+    target = tmp_path / ("missing/streams" if code == 4 else "streams")
+    result = ehc.run("pipeline", "--ids", inputs["ids"], "--map", inputs["map"], "--layout",
+                     inputs["layout"], "--width", 16, "--tokens", 64, "--save-streams", target, *arguments)
+    assert (result.returncode, result.stdout) == (code, ""), result
+    assert message in result.stderr and not target.exists()
+
+
 @pytest.mark.parametrize(
     ("change", "code", "message"),
     [
@@ -220,10 +254,11 @@ def test_bad_texts(tmp_path, content, message):
     assert not (tmp_path / "text.txt").exists()
 
 
-def test_without_training(folder, inputs, figures):
+def test_without_stack_and_training(folder, inputs, figures):
     page = folder / "no-training.html"
     succeed(script("report.py", folder / "figures.json", inputs["ids"], page))
-    assert 'id="training"' not in page.read_text(encoding="utf-8")
+    content = page.read_text(encoding="utf-8")
+    assert 'id="training"' not in content and 'id="streams"' not in content
 
 
 def test_help_names_every_option():
@@ -237,7 +272,9 @@ def test_help_names_every_option():
     ("arguments", "message"),
     [(["--txt", "x"], "unknown option '--txt'"), (["--text"], "expected a value"),
      (["--text", "/nonexistent"], "not a file"), (["--out", "/dev/null/x"], "cannot be written"),
-     (["--train-steps", "x"], "expected a number of steps, got 'x'")],
+     (["--train-steps", "x"], "expected a number of steps, got 'x'"),
+     (["--sublayers", "-1"], "expected a number of sublayers, got '-1'"),
+     (["--stack-tokens", "1e3"], "expected a number of tokens, got '1e3'")],
 )
 def test_demo_script_refuses(arguments, message):
     result = subprocess.run([str(ROOT / "demo.sh"), *arguments], capture_output=True, text=True)
@@ -261,19 +298,29 @@ def test_training_learns(training):
 
 
 @pytest.fixture(scope="module")
-def report(folder, inputs, figures, training):
+def stack(ehc, folder, figures):
+    target = folder / "stack.json"
+    succeed(ehc.run("streams", "--in", folder / "streams.safetensors", "--sublayers", 6, "--chunk", 256,
+                    "--map-begin", 4, "--map-tokens", 5, "--map-sublayers", 3, "--json", target))
+    return json.loads(target.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def report(folder, inputs, figures, stack, training):
     path = folder / "report.html"
     succeed(script("report.py", folder / "figures.json", inputs["ids"], path, "--title", "A <test>",
-                   "--training", folder / "training.json"))
+                   "--stack", folder / "stack.json", "--training", folder / "training.json"))
     return path
 
 
-def test_terminal_table(folder, inputs, figures, training):
+def test_terminal_table(folder, inputs, figures, stack, training):
     shown = succeed(script("summary.py", folder / "figures.json", inputs["ids"], "--title", "Psalm",
-                           "--training", folder / "training.json"))
+                           "--stack", folder / "stack.json", "--training", folder / "training.json"))
     assert training["checksum"] in shown and f"{training['last']['loss']:.3f}" in shown
-    for stage in figures["stages"]:
+    for stage in figures["stages"] + stack["stages"] + stack["passes"]:
         assert stage["stage"] in shown and stage["implementation"] in shown
+    gain = stack["gain"]["text"]["unconstrained"][-1]["composite_backward_gain"]
+    assert f"{gain:.2g}" in shown
     assert "all equal" in shown and figures["checksums"]["streams"] in shown
     assert max(map(len, shown.splitlines())) <= 140
 
@@ -297,16 +344,64 @@ def browser():
     return [program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
 
 
-def test_report_in_a_browser(browser, report, figures, training):
+def test_report_in_a_browser(browser, report, figures, stack, training):
     dom = succeed(subprocess.run([*browser, "--dump-dom", f"file://{report}"],
                                  capture_output=True, text=True, timeout=120))
-    for section in ("stages", "vocabulary", "ngrams", "collisions", "frequency", "gates", "training",
-                    "checks"):
+    for section in ("stages", "vocabulary", "ngrams", "collisions", "frequency", "gates", "streams",
+                    "training", "checks"):
         assert f'<h2 id="{section}">' in dom
     # Gates of the pipeline, and of the trained layer before and after.
-    assert dom.count('class="picture"') == 6 and dom.count('class="unit"') == 3 * 160
+    assert dom.count('class="picture"') == 8 and dom.count('class="unit"') == 3 * 160
     assert f"{training['last']['loss']:.3f}" in dom and training["checksum"] in dom
     assert f"{figures['configuration']['tokens']:,}" in dom
+
+
+def cells_of(part, name):
+    return [float(number) for number in re.findall(rf'<i class="{name}"[^>]*>([\d.]+)</i>', part)]
+
+
+def test_report_of_the_stack(report, stack, inputs):
+    """Convergence, maps and gain, with the numbers of the figures and the words of the text."""
+    page = report.read_text(encoding="utf-8")
+    part = page[page.index('<h2 id="streams">') : page.index('<h2 id="training">')]
+    assert re.findall(r'<h3 id="(\w+)">', part) == ["sinkhorn", "maps", "gain"]
+    for stage in stack["stages"]:
+        assert f"<td>{stage['bytes_per_token']:,.0f}</td>" in part
+
+    curves = part[part.index('id="picture-sinkhorn"') : part.index('<h3 id="maps">')]
+    for words in ("rows", "columns", "rounds R", "defect: largest |sum − 1| of a map", "maps of this text",
+                  *(f"random logits, deviation {spread}" for spread in (1, 2, 4))):
+        assert f">{words}<" in curves, words
+    # Worst and median of four kinds of logits, for rows and columns, in the colours of the page.
+    lines = re.findall(r'<path d="[^"]+" clip-path="[^"]+" style="fill: none; (?:[^"]* )?stroke: var\(--series-(\d)\)', curves)
+    assert sorted(lines) == sorted("1234" * 4)
+
+    maps, values = part[part.index('<h3 id="maps">') : part.index('<h3 id="gain">')], stack["maps"]
+    assert maps.count('class="map"') == 3 * 5
+    for colour, name in (("read", "pre"), ("write", "post"), ("mix", "comb")):
+        expected = np.array(values[name]).ravel()
+        np.testing.assert_allclose(cells_of(maps, colour), expected, atol=0.0051)
+    assert [f"sublayer {i + 1}<" in maps for i in values["sublayers"]] == [True] * 3
+    words = re.findall(r"<th><code>([^<]*)</code></th>", maps)
+    text = PSALM.replace("\n", "↵").replace(" ", "·")
+    assert len(words) == 5 and "".join(words) in text
+
+    gain = part[part.index('id="picture-gain"') :]
+    for words in ("forward", "backward", "depth (sublayers)", "largest gain of any token (factor)"):
+        assert f">{words}<" in gain, words
+    last = stack["gain"]["text"]
+    assert f"{last['constrained'][-1]['composite_backward_gain']:.4f}" in part
+    assert f"{last['unconstrained'][-1]['composite_forward_gain']:.2g}" in part
+
+
+def test_gains_beyond_fp32_are_shown_as_such(ehc, folder, inputs, figures):
+    target = folder / "wide.json"
+    succeed(ehc.run("streams", "--in", folder / "streams.safetensors", "--tokens", 8, "--sublayers", 40,
+                    "--spread", 60, "--map-tokens", 0, "--json", target))
+    page = folder / "wide.html"
+    assert not succeed(script("report.py", folder / "figures.json", inputs["ids"], page, "--stack", target))
+    content = page.read_text(encoding="utf-8")
+    assert "beyond fp32" in content and 'class="map"' not in content
 
 
 @pytest.mark.parametrize("dark", [False, True])

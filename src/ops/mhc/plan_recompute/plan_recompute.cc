@@ -87,7 +87,8 @@ EHC_DEFINE_CALLS(plan_recompute, PlanRecompute, kPlanRecompute);
 EHC_REGISTER(plan_recompute, &kPlanRecompute);
 
 int64_t count_recompute_blocks(const PlanRecompute& params) {
-  FrontDoor door(kPlanRecompute.schema, Arguments{&params, nullptr, nullptr});
+  const Arguments args = {&params, nullptr, nullptr};
+  FrontDoor door(kPlanRecompute.schema, args);
   door.bind_inputs(kPlanRecompute.derive);
   return door.bound()["blocks"];
 }
