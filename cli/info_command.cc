@@ -19,7 +19,7 @@ void run() {
   fmt::print("operators           {}\n", all_operators().size());
   fmt::print("threads             {}\n", std::thread::hardware_concurrency());
   std::string sets;
-  for (const Isa isa : {Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::generic}) {
+  for (const Isa isa : kEachIsa) {
     if (cpu_supports(isa)) sets += (sets.empty() ? "" : ", ") + std::string(isa_name(isa));
   }
   fmt::print("instruction sets    {}\n", sets);

@@ -3,7 +3,7 @@
 find_package(Threads REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 
-foreach(isa ${EHC_ISAS})
+foreach(isa ${EHC_KERNEL_ISAS})
   add_library(ehc_isa_${isa} OBJECT)
   target_compile_definitions(ehc_isa_${isa} PRIVATE EHC_ISA=${isa})
   target_compile_options(ehc_isa_${isa} PRIVATE ${EHC_OPTIMISE_KERNELS} ${EHC_ISA_FLAGS_${isa}} -fno-math-errno -fno-trapping-math -fno-exceptions
@@ -46,7 +46,7 @@ include(${PROJECT_SOURCE_DIR}/src/ops/operators.cmake)
 ehc_generate_registry(${PROJECT_BINARY_DIR}/generated/registry.cc)
 
 set(EHC_ALL_OBJECTS $<TARGET_OBJECTS:ehc_objects>)
-foreach(isa ${EHC_ISAS})
+foreach(isa ${EHC_KERNEL_ISAS})
   list(APPEND EHC_ALL_OBJECTS $<TARGET_OBJECTS:ehc_isa_${isa}>)
 endforeach()
 if(EHC_HAS_CUDA)

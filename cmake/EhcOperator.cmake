@@ -1,7 +1,7 @@
 # ehc_operator(<family>/<op>): one line per operator folder. Finds the folder's files by name and
 # fails when one is missing or misnamed, so nothing is left out of the build by accident.
 #   include/ehc/<family>/<op>.h   src/ops/<family>/<op>/<op>.cc and <op>_ref.cc   required
-#   <op>_math.h <op>_args.h <op>_simd.h <op>_cpu.cc <op>_cuda.cu <op>_sm90.cu     as needed
+#   <op>_math.h <op>_args.h <op>_simd.h <op>_cpu.cc <op>_amx.cc <op>_cuda.cu <op>_sm90.cu   as needed
 #   tests/ops/<family>/<op>_test.cc                                               required
 # What operators of a family share stands in src/ops/<family>/shared/, headers only.
 set_property(GLOBAL PROPERTY EHC_OPERATORS "")
@@ -18,7 +18,7 @@ function(ehc_operator path)
       message(FATAL_ERROR "ehc_operator(${path}): missing ${file}")
     endif()
   endforeach()
-  set(known ${op}.cc ${op}_ref.cc ${op}_math.h ${op}_args.h ${op}_simd.h ${op}_cpu.cc ${op}_cuda.cu ${op}_sm90.cu)
+  set(known ${op}.cc ${op}_ref.cc ${op}_math.h ${op}_args.h ${op}_simd.h ${op}_cpu.cc ${op}_amx.cc ${op}_cuda.cu ${op}_sm90.cu)
   file(GLOB files CONFIGURE_DEPENDS RELATIVE ${folder} ${folder}/*)
   foreach(file ${files})
     if(NOT file IN_LIST known)
@@ -27,11 +27,15 @@ function(ehc_operator path)
   endforeach()
 
   target_sources(ehc_objects PRIVATE ${folder}/${op}.cc ${folder}/${op}_ref.cc)
-  if(EXISTS ${folder}/${op}_cpu.cc)
-    foreach(isa ${EHC_ISAS})
-      target_sources(ehc_isa_${isa} PRIVATE ${folder}/${op}_cpu.cc)
-    endforeach()
-  endif()
+  foreach(isa ${EHC_KERNEL_ISAS})
+    set(kernels ${folder}/${op}_cpu.cc)
+    if(isa STREQUAL "amx")
+      set(kernels ${folder}/${op}_amx.cc)
+    endif()
+    if(EXISTS ${kernels})
+      target_sources(ehc_isa_${isa} PRIVATE ${kernels})
+    endif()
+  endforeach()
   foreach(kind cuda sm90)
     if(EHC_HAS_CUDA AND EXISTS ${folder}/${op}_${kind}.cu)
       target_sources(ehc_cuda PRIVATE ${folder}/${op}_${kind}.cu)

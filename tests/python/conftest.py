@@ -39,7 +39,7 @@ class Program:
     """Runs `ehc`; every call gets a fresh pair of file names in one scratch folder."""
 
     # What depends on the processor. Everything else must run everywhere.
-    refusable = ("cpu.openblas", "cpu.avx2", "cpu.avx512", "cpu.avx512bf16")
+    refusable = ("cpu.openblas", "cpu.avx2", "cpu.avx512", "cpu.avx512bf16", "cpu.amx")
 
     def __init__(self, path, folder):
         self.path, self.folder, self.count = path, folder, 0

@@ -24,6 +24,9 @@ enum class Precision { fp32, tf32 };
 // splits = S > 0: blocks of 64 columns, the first (blocks mod S) splits take one more; class R.
 // A split without columns writes zeros.
 //
+// On the CPU "cpu.amx" multiplies on tiles, where the processor and the system have them and A is
+// BF16; T does not matter, so class B holds. fn below 2^-118 loses bits there, subnormals are zero.
+//
 // A is BF16, F16 or F32. Strides are free but for the last dimension. Aliasing: none. Per
 // implementation the same bits for any threads, strides, alignment. Bytes: T*K elements of A,
 // 4*M*K, 4*S*T*G*(M+1). Contract 2.3.

@@ -27,13 +27,20 @@
 #else
 #define EHC_IF_GENERIC(X) X(generic)
 #endif
+// Kernels on AMX tiles, <op>_amx.cc, which few operators have.
+#if !defined(__x86_64__) || defined(EHC_WITHOUT_avx512bf16)
+#define EHC_HAS_AMX 0
+#else
+#define EHC_HAS_AMX 1
+#endif
 #define EHC_EACH_ISA(X) EHC_IF_AVX512BF16(X) EHC_IF_AVX512(X) EHC_IF_AVX2(X) EHC_IF_GENERIC(X)
 
 namespace ehc {
 
-enum class Isa { avx512bf16, avx512, avx2, generic };
+enum class Isa { amx, avx512bf16, avx512, avx2, generic };
+inline constexpr Isa kEachIsa[] = {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::generic};
 
-// Does this processor run code compiled for `isa`?
+// Does this processor run code compiled for `isa`? Asking for amx asks the system to keep tiles.
 bool cpu_supports(Isa isa);
 std::string_view isa_name(Isa isa);
 

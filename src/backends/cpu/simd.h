@@ -155,20 +155,27 @@ EHC_SIMD Pair rounded_to(Pair x) {
   return load(row);
 }
 
-// e^x for kCount x in [-104, 0]: 2^k (1 + r q(r)) with k = x / ln2 rounded to
-// a multiple of 2^-kBits, whose fraction picks a power from a table; without bits there is none.
-// Step by step for all of them: one alone is a chain of 60 cycles that leaves the units idle, and
-// the processor looks ahead over too few instructions to fill them from the next.
-template <int kBits, int kCount>
+// e^x for kCount x in [-104, 0], or with kBaseTwo 2^x for x in [-150, 0]: 2^k (1 + r q(r)) with k
+// the exponent of 2 rounded to a multiple of 2^-kBits, whose fraction picks a power from a table;
+// without bits there is none. Step by step for all of them: one alone is a chain of 60 cycles that
+// leaves the units idle, and the processor looks ahead over too few instructions to fill them from
+// the next.
+template <int kBits, int kCount, bool kBaseTwo = false>
 EHC_SIMD void exp_bounded(const Vec* x, Vec* power) {
   // Adding it rounds to such a multiple, which then sits in the low bits.
   const Vec shift = splat(12582912.0f / (1 << kBits));  // 1.5 * 2^(23 - kBits)
   Vec shifted[kCount], k[kCount], r[kCount], q[kCount];
 #define EHC_EACH _Pragma("GCC unroll 16") for (int i = 0; i < kCount; ++i)
-  EHC_EACH shifted[i] = fma(x[i], splat(0x1.715476p+0f), shift);
-  EHC_EACH k[i] = sub(shifted[i], shift);
-  EHC_EACH r[i] = fma(k[i], splat(-0x1.628p-1f), x[i]);
-  EHC_EACH r[i] = fma(k[i], splat(-0x1.90bfbep-11f), r[i]);
+  if constexpr (kBaseTwo) {
+    EHC_EACH shifted[i] = add(x[i], shift);
+    EHC_EACH k[i] = sub(shifted[i], shift);
+    EHC_EACH r[i] = mul(sub(x[i], k[i]), splat(0x1.62e43p-1f));
+  } else {
+    EHC_EACH shifted[i] = fma(x[i], splat(0x1.715476p+0f), shift);
+    EHC_EACH k[i] = sub(shifted[i], shift);
+    EHC_EACH r[i] = fma(k[i], splat(-0x1.628p-1f), x[i]);
+    EHC_EACH r[i] = fma(k[i], splat(-0x1.90bfbep-11f), r[i]);
+  }
   if constexpr (kBits == 3) {
     EHC_EACH q[i] = fma(splat(0x1.5560eep-3f), r[i], splat(0x1.00087ep-1f));
     EHC_EACH q[i] = fma(q[i], r[i], splat(1.0f));
@@ -230,25 +237,45 @@ EHC_SIMD void add_silu(const Pair* x, Pair* y) {
   }
 }
 
-// silu'(x) = s (1 + x (1 - s)) with s = sigmoid(x), for kPairs pairs; 1 - s without cancellation.
-// One division serves a pair, as in add_silu.
+// gradient * silu'(x) * log2(e) with x = t / log2(e), for kPairs pairs: whoever forms t can fold
+// the factor into what it multiplies, and base 2 saves steps. silu'(x) = s (1 + x rest), s =
+// sigmoid(x) and rest = 1 - s without cancellation.
 template <int kPairs>
-EHC_SIMD void silu_slope(const Pair* x, Pair* slope) {
+EHC_SIMD void silu_gradient(const Pair* t, const Pair* gradient, Pair* product) {
   constexpr int kCount = 2 * kPairs;
-  Vec in[kCount], denominator[kCount], e[kCount], q[kPairs];
-  Vec large[kCount], small[kCount], s[kCount], rest[kCount];
-  for (int i = 0; i < kPairs; ++i) in[2 * i] = x[i].a, in[2 * i + 1] = x[i].b;
-  EHC_EACH denominator[i] = minus_magnitude(in[i], 104.0f);
-  exp_bounded<kPowerBits, kCount>(denominator, e);
-  EHC_EACH denominator[i] = add(splat(1.0f), e[i]);
-  for (int i = 0; i < kPairs; ++i) q[i] = mul(denominator[2 * i], denominator[2 * i + 1]);
-  for (int i = 0; i < kPairs; ++i) q[i] = div(splat(1.0f), q[i]);
-  EHC_EACH large[i] = mul(q[i / 2], denominator[i ^ 1]);
-  EHC_EACH small[i] = mul(e[i], large[i]);
-  EHC_EACH rest[i] = select_negative(in[i], large[i], small[i]);
-  EHC_EACH s[i] = select_negative(in[i], small[i], large[i]);
-  EHC_EACH s[i] = mul(s[i], fma(in[i], rest[i], splat(1.0f)));
-  for (int i = 0; i < kPairs; ++i) slope[i] = {s[2 * i], s[2 * i + 1]};
+  const Vec one = splat(1.0f), log2e = splat(0x1.715476p+0f);
+  Vec in[kCount], e[kCount], s[kCount], rest[kCount], out[kCount];
+  for (int i = 0; i < kPairs; ++i) in[2 * i] = t[i].a, in[2 * i + 1] = t[i].b;
+  for (int i = 0; i < kPairs; ++i) out[2 * i] = gradient[i].a, out[2 * i + 1] = gradient[i].b;
+  if constexpr (kHasPowerParts) {
+    // e = e^x may overflow: then rest is 0 and the NaN in s becomes 1.
+    Vec floored[kCount], f[kCount], q[kCount];
+    EHC_EACH floored[i] = floor_of_32nds(in[i]);
+    EHC_EACH f[i] = fraction_of_32nds(in[i]);
+    EHC_EACH q[i] = fma(splat(0x1.f0f3e6p-3f), f[i], splat(0x1.62e11ep-1f));
+    EHC_EACH e[i] = power_of_32nds(floored[i]);
+    EHC_EACH q[i] = mul(q[i], f[i]);
+    EHC_EACH e[i] = fma(e[i], q[i], e[i]);
+    EHC_EACH e[i] = scale_by_power(e[i], in[i]);
+    EHC_EACH rest[i] = div(one, add(one, e[i]));
+    EHC_EACH s[i] = min_or_second(mul(e[i], rest[i]), one);
+  } else {
+    // e = e^-|x|; one division serves a pair, as in add_silu.
+    Vec denominator[kCount], large[kCount], small[kCount], q[kPairs];
+    EHC_EACH denominator[i] = minus_magnitude(in[i], 150.0f);
+    exp_bounded<kPowerBits, kCount, true>(denominator, e);
+    EHC_EACH denominator[i] = add(one, e[i]);
+    for (int i = 0; i < kPairs; ++i) q[i] = mul(denominator[2 * i], denominator[2 * i + 1]);
+    for (int i = 0; i < kPairs; ++i) q[i] = div(one, q[i]);
+    EHC_EACH large[i] = mul(q[i / 2], denominator[i ^ 1]);
+    EHC_EACH small[i] = mul(e[i], large[i]);
+    EHC_EACH rest[i] = select_negative(in[i], large[i], small[i]);
+    EHC_EACH s[i] = select_negative(in[i], small[i], large[i]);
+  }
+  EHC_EACH rest[i] = fma(in[i], rest[i], log2e);
+  EHC_EACH s[i] = mul(s[i], out[i]);
+  EHC_EACH out[i] = mul(s[i], rest[i]);
+  for (int i = 0; i < kPairs; ++i) product[i] = {out[2 * i], out[2 * i + 1]};
 }
 #undef EHC_EACH
 

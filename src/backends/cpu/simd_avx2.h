@@ -46,6 +46,7 @@ EHC_SIMD Vec scale_negative(Vec x, Vec factor) { return select_negative(x, mul(x
 
 // 2^f for the fraction f of k, whose last kPowerBits bits are the lowest of `shifted`.
 inline constexpr int kPowerBits = 3;
+inline constexpr bool kHasPowerParts = false;
 EHC_SIMD Vec power_of_fraction(Vec shifted) {
   return _mm256_permutevar8x32_ps(_mm256_load_ps(kPowers), _mm256_castps_si256(shifted));
 }

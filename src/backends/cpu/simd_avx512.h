@@ -61,6 +61,23 @@ EHC_SIMD Vec scale_down(Vec x, Vec k, Vec) {
   return _mm512_scalef_ps(x, k);
 }
 
+// The parts of 2^x for any x, which is 2^(j/32) * 2^fraction_of_32nds(x) * 2^floor(x) with j the
+// last bits of floor_of_32nds(x). Overflow gives infinity, underflow subnormals and zero.
+inline constexpr bool kHasPowerParts = true;
+EHC_SIMD Vec floor_of_32nds(Vec x) {
+  const Vec shift = splat(0x1.8p18f);
+  return _mm512_add_round_ps(x, shift, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+EHC_SIMD Vec fraction_of_32nds(Vec x) {
+  constexpr int kBits = 5 << 4;
+  return _mm512_reduce_ps(x, kBits | _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+EHC_SIMD Vec power_of_32nds(Vec floored) {
+  return _mm512_permutex2var_ps(_mm512_load_ps(kPowersOf32nds), _mm512_castps_si512(floored),
+                                _mm512_load_ps(kPowersOf32nds + 16));
+}
+EHC_SIMD Vec scale_by_power(Vec y, Vec x) { return _mm512_scalef_ps(y, x); }
+
 EHC_SIMD float reduce_add(Vec x) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
   __m128 sum = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));

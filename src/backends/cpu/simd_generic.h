@@ -93,6 +93,7 @@ EHC_SIMD Vec select_negative(Vec x, Vec negative, Vec positive) {
 EHC_SIMD Vec scale_negative(Vec x, Vec factor) { return select_negative(x, mul(x, factor), x); }
 
 inline constexpr int kPowerBits = 0;  // no table
+inline constexpr bool kHasPowerParts = false;
 
 // x * 2^k for k in -151 .. 0, by way of 2^(k + 64), so that a subnormal result is rounded once.
 // `shifted` holds the integer k in its low bits; those above leave at the top.

@@ -26,8 +26,10 @@ void evaluate(Function function, const float* in, float* out, int64_t count) {
         y = simd::zero_pair();
         simd::add_silu<1>(&x, &y);
         break;
-      default:
-        simd::silu_slope<1>(&x, &y);
+      default: {
+        const Pair one = {simd::splat(1.0f), simd::splat(1.0f)};
+        simd::silu_gradient<1>(&x, &one, &y);
+      }
     }
     simd::store_some(out + i, y, count - i, false);
   }

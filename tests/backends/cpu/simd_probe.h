@@ -8,7 +8,7 @@
 
 namespace ehc::probe {
 
-enum class Function { exp, sigmoid, silu, silu_slope };
+enum class Function { exp, sigmoid, silu, silu_gradient };
 
 EHC_CPU_KERNEL(void evaluate(Function function, const float* in, float* out, int64_t count));
 EHC_CPU_KERNEL(void multiply_add(const float* a, const float* b, const float* c, float* out,

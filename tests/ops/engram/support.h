@@ -127,7 +127,7 @@ inline std::vector<std::string> implementations(const char* op_name) {
   std::vector<std::string> names;
   for (const Implementation& impl : find_operator(op_name)->implementations) {
     bool runs = impl.device == Device::cpu;
-    for (const Isa isa : {Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::generic}) {
+    for (const Isa isa : kEachIsa) {
       if (impl.name == "cpu." + std::string(isa_name(isa))) runs = cpu_supports(isa);
     }
     if (impl.name == "cpu.openblas") runs = blas::openblas_fault().empty();

@@ -75,7 +75,7 @@ struct Pre {
 
 TEST(Pre, HasTheBitsOfItsParts) {
   for (const EntryShape& e : entry_shapes()) {
-    for (const std::string& impl : implementations("mhc.pre_fwd")) {
+    for (const std::string& impl : implementations("mhc.pre_fwd", e.s.type)) {
       SCOPED_TRACE(::testing::Message() << impl << " " << e);
       const Pre whole(e);
       Pre parts(e);
@@ -117,7 +117,7 @@ TEST(Pre, HasTheBitsOfItsParts) {
 
 TEST(Pre, SavingThreadsAndNeighboursChangeNoBit) {
   for (const EntryShape& e : entry_shapes()) {
-    for (const std::string& impl : implementations("mhc.pre_fwd")) {
+    for (const std::string& impl : implementations("mhc.pre_fwd", e.s.type)) {
       if (impl == "reference" || impl == "reference.f32") continue;  // sums follow the splits
       SCOPED_TRACE(::testing::Message() << impl << " " << e);
       const Pre saves(e);
@@ -146,7 +146,7 @@ TEST(Pre, SavingThreadsAndNeighboursChangeNoBit) {
 TEST(PreBackward, ChainHasTheBitsOfItsParts) {
   for (const EntryShape& e : entry_shapes()) {
     if (e.has_layer_norm) continue;
-    for (const std::string& impl : implementations("mhc.pre_bwd")) {
+    for (const std::string& impl : implementations("mhc.pre_bwd", e.s.type)) {
       SCOPED_TRACE(::testing::Message() << impl << " " << e);
       const Pre whole(e);
       const Pre parts(e);
@@ -162,7 +162,7 @@ TEST(PreBackward, ChainHasTheBitsOfItsParts) {
 
 TEST(PreBackward, SavedRecomputedInPlaceAndThreadsAreTheSameBits) {
   for (const EntryShape& e : entry_shapes()) {
-    for (const std::string& impl : implementations("mhc.pre_bwd")) {
+    for (const std::string& impl : implementations("mhc.pre_bwd", e.s.type)) {
       for (const Rounding rounding : {Rounding::once, Rounding::chain}) {
         SCOPED_TRACE(::testing::Message() << impl << " " << e);
         const Pre saved(e);
@@ -209,7 +209,7 @@ TEST(PreBackward, TargetsAreAddedTo) {
 TEST(PreBackward, OnceIsTheChainWithoutItsRoundings) {
   for (const EntryShape& e : {EntryShape{{9, 4, 70, DType::f32}, true, true},
                               EntryShape{{9, 3, 70, DType::f32}, false, false}}) {
-    for (const std::string& impl : implementations("mhc.pre_bwd")) {
+    for (const std::string& impl : implementations("mhc.pre_bwd", e.s.type)) {
       const Pre once(e);
       const Pre chain(e);
       run(impl, &pre_bwd, once.backward(false, Rounding::once));
@@ -248,7 +248,7 @@ TEST(PreBackward, IsTheSlopeOfTheForward) {
 
 TEST(PreBackward, WithoutTokensGradientsAreTheirTargets) {
   const EntryShape e = {{0, 4, 33, DType::bf16}, true, true};
-  for (const std::string& impl : implementations("mhc.pre_bwd")) {
+  for (const std::string& impl : implementations("mhc.pre_bwd", e.s.type)) {
     const Pre c(e);
     run(impl, &pre_fwd, c.forward());
     run(impl, &pre_bwd, c.backward(false, Rounding::once));
@@ -264,7 +264,7 @@ TEST(PreBackward, WithoutTokensGradientsAreTheirTargets) {
 // An upstream gradient that is absent counts as zeros.
 TEST(PreBackward, AbsentGradientsAreZeros) {
   const EntryShape e = {{9, 4, 33, DType::f32}, true, true};
-  for (const std::string& impl : implementations("mhc.pre_bwd")) {
+  for (const std::string& impl : implementations("mhc.pre_bwd", e.s.type)) {
     const Pre absent(e);
     Pre zeros(e);
     PreBackward p = absent.backward(false, Rounding::once);
@@ -339,7 +339,7 @@ struct Head {
 TEST(Head, ForwardAndChainHaveTheBitsOfTheirParts) {
   for (EntryShape e : entry_shapes()) {
     e.has_layer_norm = false;
-    for (const std::string& impl : implementations("mhc.head_fwd")) {
+    for (const std::string& impl : implementations("mhc.head_fwd", e.s.type)) {
       SCOPED_TRACE(::testing::Message() << impl << " " << e);
       const Head whole(e);
       run(impl, &head_fwd, whole.forward(), 3);

@@ -59,7 +59,7 @@ struct Projection {
     const Array mixes(DType::f32, {T, M});
     const Array sums(DType::f32, {T, M});
     const Array squares(DType::f32, {T});
-    Context context = test::context_for(impl);
+    Context context = test::context_for(impl == "cpu.amx" ? "cpu.avx512bf16" : impl);
     reduce_partials_fwd(context, {.mul_partial = mul,
                                   .sqr_partial = sqr,
                                   .mixes = mixes,
@@ -71,7 +71,9 @@ struct Projection {
   }
 };
 
-std::vector<std::string> kernels() { return implementations("mhc.prenorm_gemm"); }
+std::vector<std::string> kernels(DType type = DType::bf16) {
+  return implementations("mhc.prenorm_gemm", type);
+}
 
 // The columns of each split and group by the rule of the contract for a given S, in double.
 TEST(PrenormGemm, SplitsAndGroupsIntersect) {
@@ -84,7 +86,7 @@ TEST(PrenormGemm, SplitsAndGroupsIntersect) {
       const Projection p(3, n, d, 5, type, S, G);
       const int64_t K = static_cast<int64_t>(n) * d;
       const int64_t blocks = (K + 63) / 64;
-      for (const std::string& impl : kernels()) {
+      for (const std::string& impl : kernels(type)) {
         p.run(impl);
         int64_t begin = 0;
         for (int64_t s = 0; s < S; ++s) {
@@ -123,7 +125,7 @@ TEST(PrenormGemm, SplitsAndGroupsIntersect) {
 TEST(PrenormGemm, ATokenDependsOnItselfAlone) {
   for (const auto& [n, d] : {std::pair<int, int>{4, 1300}, {4, 515}, {3, 64}}) {
     for (const DType type : {DType::bf16, DType::f32}) {
-      for (const std::string& impl : kernels()) {
+      for (const std::string& impl : kernels(type)) {
         if (impl == "cpu.generic" || impl.starts_with("reference")) continue;  // slow
         const Projection many(1031, n, d, 24, type);
         many.run(impl, 2);
@@ -164,7 +166,7 @@ TEST(PrenormGemm, ThreadsAndLayoutsChangeNoBit) {
         {33, 3, 96, 15, 5, 3},
         {2, 8, 70, 80, 0, 4}}) {
     for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
-      for (const std::string& impl : kernels()) {
+      for (const std::string& impl : kernels(type)) {
         const Projection p(T, n, d, M, type, S, G);
         p.run(impl);
         for (const int threads : {2, 3, 8}) {
@@ -191,7 +193,7 @@ TEST(PrenormGemm, Tf32RoundsFnAlone) {
   EXPECT_EQ(round_to_tf32(-kInf), -kInf);
   EXPECT_TRUE(std::isnan(round_to_tf32(float_from_bits(0x7f800001))));
   for (const DType type : {DType::bf16, DType::f32}) {
-    for (const std::string& impl : kernels()) {
+    for (const std::string& impl : kernels(type)) {
       Projection rounded(5, 4, 160, 24, type);
       Projection plain(5, 4, 160, 24, type);
       rounded.precision = Precision::tf32;
@@ -222,7 +224,7 @@ TEST(PrenormGemm, AutomaticSplitsArePowersOfTwo) {
 // More splits than blocks: those without columns are zeros, whatever stood there.
 TEST(PrenormGemm, EmptySplitsAreZeros) {
   for (const std::string& impl : kernels()) {
-    Projection p(2, 2, 40, 3, DType::f32, 9);
+    Projection p(2, 2, 40, 3, DType::bf16, 9);
     p.mul.fill(7);
     p.sqr.fill(7);
     p.run(impl);
@@ -238,7 +240,7 @@ TEST(PrenormGemm, NanAndInfinityStayInTheirToken) {
     for (const float bad : {kNan, kInf}) {
       Projection p(3, 4, 50, 24, type, 1);
       p.residual.set(200 + 130, bad);
-      for (const std::string& impl : kernels()) {
+      for (const std::string& impl : kernels(type)) {
         p.run(impl);
         for (int64_t i = 0; i < 72; ++i) {
           EXPECT_EQ(std::isfinite(p.mul.get(i)), i / 24 != 1) << impl;
@@ -248,6 +250,123 @@ TEST(PrenormGemm, NanAndInfinityStayInTheirToken) {
           EXPECT_EQ(std::isnan(p.sqr.get(t)), t == 1 && std::isnan(bad)) << impl;
         }
       }
+    }
+  }
+}
+
+// The product of three bf16 parts of fn in the order of the tile unit: those of even columns and of
+// odd ones, 16 a step, then both and the sum of the steps before.
+TEST(PrenormGemm, TilesGiveTheBitsOfTheFormula) {
+  if (!cpu_supports(Isa::amx)) GTEST_SKIP() << "not on this processor";
+  constexpr int64_t kColumns = 4 * 75;
+  for (const int64_t T : {1, 16, 17, 40}) {  // as single and as paired tiles
+    for (const int64_t M : {1, 8, 24}) {
+      const Projection p(T, 4, 75, M, DType::bf16, 1);
+      p.run("cpu.amx");
+      for (int64_t at = 0; at < T * M; ++at) {
+        const int64_t t = at / M;
+        const int64_t j = at % M;
+        float parts[3] = {};
+        for (int64_t k = 0; k < kColumns; k += 32) {
+          float sums[3][2] = {};
+          for (int64_t c = k; c < std::min(k + 32, kColumns); ++c) {
+            float rest = p.fn.get(j * kColumns + c);
+            for (int i = 0; i < 3; ++i) {
+              const float upper = float_from_bits(float_bits(rest) & 0xffff0000U);
+              sums[i][c % 2] = std::fma(upper, p.residual.get(t * kColumns + c), sums[i][c % 2]);
+              rest = (rest - upper) * (i == 0 ? 0x1p7F : 0x1p8F);
+            }
+          }
+          for (int i = 0; i < 3; ++i) parts[i] += sums[i][0] + sums[i][1];
+        }
+        const float sum = std::fma(0x1p-7F, std::fma(0x1p-8F, parts[2], parts[1]), parts[0]);
+        ASSERT_EQ(p.mul.get(at), sum) << T << " " << M << " " << at;
+      }
+    }
+  }
+}
+
+// fn is exact on tiles down to its last bit, from 2^-118 on.
+TEST(PrenormGemm, TilesKeepEveryBitOfFn) {
+  if (!cpu_supports(Isa::amx)) GTEST_SKIP() << "not on this processor";
+  Projection p(1, 1, 2, 8, DType::bf16, 1);
+  p.residual.set(0, 1);
+  p.residual.set(1, 0);
+  const float values[] = {
+      1 + 0x1p-23F, 0x1.fffffep127F, -0x1.fffffep-118F, 0x1.000002p-118F, kInf, -kInf, kNan, 0};
+  for (int64_t j = 0; j < 8; ++j) p.fn.set(2 * j, values[j]);
+  p.run("cpu.amx");
+  for (int64_t j = 0; j < 8; ++j) {
+    EXPECT_TRUE(p.mul.get(j) == values[j] || (std::isnan(values[j]) && std::isnan(p.mul.get(j))))
+        << p.mul.get(j) << " " << values[j];
+  }
+  p.fn.set(12, float_from_bits(0x7f800001));  // NaN by its lowest bit alone
+  p.run("cpu.amx");
+  EXPECT_TRUE(std::isnan(p.mul.get(6)));
+}
+
+// Normalising before the product is as good in fp32, and breaks when the normalised streams are
+// rounded to bf16: so the norm comes after (pitfall P15).
+TEST(PrenormGemm, ABf16IntermediateWouldLoseTheMixes) {
+  const Projection p(4, 4, 512, 24, DType::bf16, 1);
+  constexpr int64_t kColumns = 2048;
+  std::vector<double> exact;
+  std::vector<double> single;
+  std::vector<double> rounded;
+  for (int64_t t = 0; t < p.T; ++t) {
+    double squares = 0;
+    for (int64_t k = 0; k < kColumns; ++k) {
+      squares += std::pow(p.residual.get(t * kColumns + k), 2);
+    }
+    const double r = 1 / std::sqrt(squares / kColumns + 1e-6);
+    for (int64_t j = 0; j < p.M; ++j) {
+      double sums[3] = {};
+      for (int64_t k = 0; k < kColumns; ++k) {
+        const double x = p.residual.get(t * kColumns + k) * r;
+        const double factor = p.fn.get(j * kColumns + k);
+        const auto narrow = static_cast<float>(x);
+        sums[0] += x * factor;
+        sums[1] += narrow * factor;
+        sums[2] += bf16_to_float(float_to_bf16(narrow)) * factor;
+      }
+      exact.push_back(sums[0]);
+      single.push_back(sums[1]);
+      rounded.push_back(sums[2]);
+    }
+  }
+  double scale = 0;
+  for (const double x : exact) scale = std::max(scale, std::fabs(x));
+  const auto error = [&](const auto& got) {
+    double largest = 0;
+    for (size_t i = 0; i < exact.size(); ++i) {
+      largest = std::max(largest, std::fabs(got(i) - exact[i]));
+    }
+    return largest / scale;
+  };
+  EXPECT_LT(error([&](size_t i) { return single[i]; }), 1e-6);
+  EXPECT_GT(error([&](size_t i) { return rounded[i]; }), 3e-4);
+  for (const std::string& impl : kernels()) {
+    p.run(impl);
+    const auto after = [&](size_t i) {
+      const auto at = static_cast<int64_t>(i);
+      const double mean = p.sqr.get(at / p.M) / static_cast<double>(kColumns);
+      return p.mul.get(at) / std::sqrt(mean + 1e-6);
+    };
+    EXPECT_LT(error(after), impl == "reference.f32" ? 1e-5 : 1e-6) << impl;
+  }
+}
+
+TEST(PrenormGemm, TilesRefuseOtherTypes) {
+  if (!cpu_supports(Isa::amx)) GTEST_SKIP() << "not on this processor";
+  for (const DType type : {DType::f16, DType::f32}) {
+    const Projection p(1, 1, 2, 8, type, 1);
+    try {
+      p.run("cpu.amx");
+      FAIL();
+    } catch (const Error& e) {
+      EXPECT_STREQ(e.what(),
+                   "mhc.prenorm_gemm: no implementation on cpu takes this call; cpu.amx refused: "
+                   "tiles of amx multiply BF16 activations alone");
     }
   }
 }

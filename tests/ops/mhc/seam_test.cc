@@ -133,7 +133,7 @@ struct Seam {
 
 TEST(SeamClassic, IsPostThenPre) {
   for (const EntryShape& e : entry_shapes()) {
-    for (const std::string& impl : implementations("mhc.seam_classic_fwd")) {
+    for (const std::string& impl : implementations("mhc.seam_classic_fwd", e.s.type)) {
       SCOPED_TRACE(::testing::Message() << impl << " " << e);
       const Seam whole(e);
       const Seam parts(e);
@@ -162,7 +162,7 @@ TEST(SeamClassic, IsPostThenPre) {
 TEST(SeamSinglePass, IsPostThenTheEarlierCollapseThenTheMixes) {
   for (EntryShape e : entry_shapes()) {
     e.has_layer_norm = false;
-    for (const std::string& impl : implementations("mhc.seam_single_pass_fwd")) {
+    for (const std::string& impl : implementations("mhc.seam_single_pass_fwd", e.s.type)) {
       SCOPED_TRACE(::testing::Message() << impl << " " << e);
       const Seam whole(e);
       Seam parts(e);
@@ -211,7 +211,7 @@ TEST(SeamForward, SavingChangesNoBit) {
 TEST(SeamBackward, ChainsHaveTheBitsOfTheirParts) {
   for (EntryShape e : entry_shapes()) {
     e.has_layer_norm = false;
-    for (const std::string& impl : implementations("mhc.seam_classic_bwd")) {
+    for (const std::string& impl : implementations("mhc.seam_classic_bwd", e.s.type)) {
       SCOPED_TRACE(::testing::Message() << impl << " " << e);
       Seam parts(e);
       parts.make_by_parts(impl);
@@ -233,7 +233,7 @@ template <class Forward, class Backward>
 void expect_saved_is_recomputed(void (*forward)(Context&, const Forward&),
                                 void (*backward)(Context&, const Backward&), const char* name) {
   for (const EntryShape& e : entry_shapes()) {
-    for (const std::string& impl : implementations(name)) {
+    for (const std::string& impl : implementations(name, e.s.type)) {
       for (const Rounding rounding : {Rounding::once, Rounding::chain}) {
         SCOPED_TRACE(::testing::Message() << impl << " " << e);
         const Seam saved(e);
@@ -359,7 +359,7 @@ TEST(SeamBackward, IsTheSlopeOfTheForward) {
 
 TEST(SeamBackward, WithoutTokensGradientsAreTheirTargets) {
   const EntryShape e = {{0, 4, 33, DType::bf16}, true, true};
-  for (const std::string& impl : implementations("mhc.seam_classic_bwd")) {
+  for (const std::string& impl : implementations("mhc.seam_classic_bwd", e.s.type)) {
     const Seam c(e);
     run(impl, &seam_classic_fwd, c.forward<SeamClassicForward>());
     run(impl, &seam_classic_bwd, c.backward<SeamClassicBackward>(false, Rounding::once));
@@ -433,7 +433,7 @@ struct Broadcast {
 TEST(SeamBroadcast, IsExpandThenPreOfOneRow) {
   for (EntryShape e : entry_shapes()) {
     e.has_layer_norm = false;
-    for (const std::string& impl : implementations("mhc.seam_broadcast_fwd")) {
+    for (const std::string& impl : implementations("mhc.seam_broadcast_fwd", e.s.type)) {
       SCOPED_TRACE(::testing::Message() << impl << " " << e);
       const Broadcast classic(e);
       const Broadcast single(e);
@@ -490,7 +490,7 @@ TEST(SeamBroadcast, IsExpandThenPreOfOneRow) {
 
 TEST(SeamBroadcastBackward, SavedAndRecomputedStateGiveTheSameBits) {
   for (const EntryShape& e : entry_shapes()) {
-    for (const std::string& impl : implementations("mhc.seam_broadcast_bwd")) {
+    for (const std::string& impl : implementations("mhc.seam_broadcast_bwd", e.s.type)) {
       for (const SeamForm form : {SeamForm::classic, SeamForm::single_pass}) {
         SCOPED_TRACE(::testing::Message() << impl << " " << e);
         const Broadcast saved(e);

@@ -12,9 +12,17 @@ using ehc::test::context_for;
 using ehc::test::StreamShape;
 using ehc::test::workspace_for;
 
+// Of the parts of an entry only the projection has a kernel of "cpu.amx"; there the others are
+// those of "cpu.avx512bf16".
+template <class P>
+std::string implementation_of(const std::string& entry) {
+  constexpr bool kProjects = std::is_same_v<P, PrenormGemm> || requires(P p) { p.weights; };
+  return entry == "cpu.amx" && !kProjects ? "cpu.avx512bf16" : entry;
+}
+
 template <class P>
 void run(const std::string& impl, void (*op)(Context&, const P&), const P& p, int threads = 1) {
-  Context context = context_for(impl, threads);
+  Context context = context_for(implementation_of<P>(impl), threads);
   const Buffer workspace = workspace_for(context, p);
   op(context, p);
 }

@@ -30,6 +30,13 @@ inline std::vector<StreamShape> stream_shapes() {
   return list;
 }
 
+// Those that take activations of a type: tiles of AMX multiply BF16 alone.
+inline std::vector<std::string> implementations(const char* op_name, DType activation) {
+  std::vector<std::string> names = implementations(op_name);
+  if (activation != DType::bf16) std::erase(names, "cpu.amx");
+  return names;
+}
+
 // Implementations that keep the order of operations of the contract: all but the one in double.
 inline std::vector<std::string> exact_implementations(const char* op_name) {
   std::vector<std::string> names = implementations(op_name);

@@ -17,11 +17,14 @@ struct ConvWeightGradient {
   int64_t target_stream_stride = 0, target_channel_stride = 1;
 };
 
-// Sums over tokens are cut into chunks that T alone decides. A chunk computes the gates of its
-// neighbours' tokens anew, so that it should be long.
+// Sums over tokens are cut into chunks that T alone decides: 64 of them, or fewer, down to 16,
+// where they would be shorter than 256 tokens. A chunk computes the gates of its neighbours' tokens
+// anew, so that it should be long.
 EHC_HD int64_t conv_bwd_chunk(int64_t tokens) {
   const int64_t share = tokens / 64 + (tokens % 64 != 0 ? 1 : 0);
-  return share < 64 ? 64 : share;
+  const int64_t sixteenth = tokens / 16 < 256 ? tokens / 16 : 256;
+  const int64_t least = sixteenth < 64 ? 64 : sixteenth;
+  return share < least ? least : share;
 }
 EHC_HD int64_t conv_bwd_chunks(int64_t tokens) {
   const int64_t size = conv_bwd_chunk(tokens);

@@ -100,7 +100,7 @@ inline void write_rows(const ConvBackwardArgs& args, const ConvGradSource<A>& so
     }
     const A* grad = source.grad_row(t, stream);
     const float* row = gradient.row(r, t);
-    const simd::Vec rstd = simd::splat(source.value.scale_of(t, stream));
+    const simd::Vec rstd = simd::splat(source.value.scale_of(t, stream) * kUnfold);
     const A* value = source.value.row(t, stream);
     const simd::Vec pull = simd::splat(-gradient.mean(r, t) * source.value.scale_of(t, stream));
     for (int64_t i = 0; i < hidden; i += kPair) {
@@ -203,13 +203,14 @@ inline void sum_columns(const ConvSumArgs& args, int64_t stream, int64_t column)
     for (int64_t chunk = 0; chunk < partials.chunks; ++chunk) {
       sum = add(sum, simd::load(partials.of(chunk, stream) + k * partials.row + column));
     }
+    sum = mul(sum, simd::splat(kLn2));
     of_norm = fma(simd::load(weights.tap(k, stream) + column), sum, of_norm);
     put_sum<A>(args.of_taps, stream, column, count, k, mul(norm, sum), any);
   }
   put_sum<A>(args.of_norm, stream, column, count, 0, of_norm, any);
 }
 
-// Taps times norm weight, behind the rows of conv_prepare.
+// Taps times norm weight and log2(e), behind the rows of conv_prepare.
 template <class A>
 inline void fold_norm_weight(const ConvForwardArgs& args, int64_t stream) {
   const ShortConv& conv = args.conv;
@@ -218,8 +219,8 @@ inline void fold_norm_weight(const ConvForwardArgs& args, int64_t stream) {
   for (int64_t k = 0; k < conv.taps; ++k) {
     float* to = conv.prepared + ((conv.taps + 1 + k) * args.streams + stream) * row;
     for (int64_t i = 0; i < row; i += kPair) {
-      simd::store(to + i, mul(simd::load(weights.tap(k, stream) + i),
-                              simd::load(weights.norm(stream) + i)));
+      const Pair norm = mul(simd::load(weights.norm(stream) + i), simd::splat(kLog2e));
+      simd::store(to + i, mul(simd::load(weights.tap(k, stream) + i), norm));
     }
   }
 }

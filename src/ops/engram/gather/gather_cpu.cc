@@ -44,7 +44,7 @@ EHC_SIMD void prefetch_row(const GatherForwardArgs& args, const RowCursor& at) {
 
 template <class In, class Out>
 inline void gather_range(const GatherForwardArgs& args, int64_t begin, int64_t end) {
-  constexpr int kAhead = 16;
+  constexpr int kAhead = 32;
   RowCursor ahead = {begin, 0, args.columns};
   for (int i = 0; i < kAhead && ahead.token < end; ++i) {
     prefetch_row<In>(args, ahead);

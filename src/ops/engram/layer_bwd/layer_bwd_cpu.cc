@@ -96,7 +96,7 @@ class ChunkGradient {
   void value_path(const GradRun& r, int64_t token, int64_t stream) {
     const int64_t at = scalars_.at(token, stream);
     const GateScalars& scalars = scalars_.gate[at];
-    const simd::Vec rstd = simd::splat(scalars_.rstd_value[at]);
+    const simd::Vec rstd = simd::splat(scalars_.rstd_value[at] * kUnfold);
     const simd::Vec beta = simd::splat(scalars_.beta[at]);
     const simd::Vec mean = simd::splat(-of_conv_.mean(r, token));
     const float* row = of_conv_.row(r, token);

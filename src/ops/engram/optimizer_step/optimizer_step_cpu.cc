@@ -74,7 +74,7 @@ inline double move_rows(const OptimizerStepArgs& a, int64_t begin, int64_t end, 
       move_row<kNesterov>(a.factors, row, width, a.streaming, keep);
     }
     const float norm = norm_of(simd::reduce_add(sum), [&](float unit) EHC_SIMD_LAMBDA {
-      return row_squares_in_unit({update, update, 1.0f}, a.col_scale, width, unit);
+      return row_squares_in_unit({update, false, 1.0f}, a.col_scale, width, unit);
     });
     a.row_scale[r] = norm;
     norms += static_cast<double>(norm);
@@ -100,7 +100,7 @@ inline void move_weights(const OptimizerStepArgs& a, int64_t begin, int64_t end)
   const ScaledUpdate& x = a.matrix.x;
   const bool in_place = a.weight.data == a.new_weight.data;
   const Vec rate = simd::splat(-a.rate);
-  const int64_t ahead = rows_ahead(x.width);
+  const bool dense = is_dense(x);
   const auto move = [&](const WeightRow<W>& row, int64_t j, int64_t count) EHC_SIMD_LAMBDA {
     const Pair change =
         mul(scaled_pair(row.update + j, simd::splat(row.scale), x.col_scale + j, count),
@@ -120,8 +120,7 @@ inline void move_weights(const OptimizerStepArgs& a, int64_t begin, int64_t end)
       continue;
     }
     const float* update = x.update + r * x.update_stride;
-    const float* soon = r + ahead < end ? update + ahead * x.update_stride : update;
-    const float norm = norm_and_work({update, soon, scale}, x.col_scale, x.width, waiting, move);
+    const float norm = norm_and_work({update, dense, scale}, x.col_scale, x.width, waiting, move);
     const bool streaming = a.streaming && !in_place && simd::can_stream(new_weight);
     waiting.add(
         {update, weight, new_weight, scale, row_factor(a.matrix.alpha, norm, x.eps), streaming});

@@ -30,7 +30,7 @@ struct OutRow {
 
 void sinkhorn_step_chunk(const SinkhornStepArgs& a, int64_t chunk, int64_t begin, int64_t end) {
   const ScaledUpdate& x = a.x;
-  const int64_t ahead = rows_ahead(x.width);
+  const bool dense = is_dense(x);
   float* sums = a.col_partial + chunk * a.col_partial_stride;
   std::memset(sums, 0, static_cast<size_t>(x.width) * sizeof(float));
   const auto add_columns = [&](const NormalRow& row, int64_t j, int64_t count) EHC_SIMD_LAMBDA {
@@ -45,9 +45,8 @@ void sinkhorn_step_chunk(const SinkhornStepArgs& a, int64_t chunk, int64_t begin
       continue;
     }
     const float* update = x.update + r * x.update_stride;
-    const float* soon = r + ahead < end ? update + ahead * x.update_stride : update;
     const float norm =
-        norm_and_work({update, soon, scale}, x.col_scale, x.width, waiting, add_columns);
+        norm_and_work({update, dense, scale}, x.col_scale, x.width, waiting, add_columns);
     const float new_scale = next_row_scale(scale, norm, x.eps);
     if (a.row_norm) a.row_norm[r] = norm;
     a.new_row_scale[r] = new_scale;
@@ -75,7 +74,7 @@ void sinkhorn_reduce_columns(const SinkhornReduceArgs& a, int64_t begin, int64_t
 
 void sinkhorn_finalize_rows(const SinkhornFinalizeArgs& a, int64_t begin, int64_t end) {
   const ScaledUpdate& x = a.x;
-  const int64_t ahead = rows_ahead(x.width);
+  const bool dense = is_dense(x);
   const auto write = [&](const OutRow& row, int64_t j, int64_t count) EHC_SIMD_LAMBDA {
     const Pair y = mul(scaled_pair(row.update + j, simd::splat(row.scale), x.col_scale + j, count),
                        simd::splat(row.factor));
@@ -84,9 +83,8 @@ void sinkhorn_finalize_rows(const SinkhornFinalizeArgs& a, int64_t begin, int64_
   WaitingRows<OutRow> waiting;
   for (int64_t r = begin; r < end; ++r) {
     const float* update = x.update + r * x.update_stride;
-    const float* soon = r + ahead < end ? update + ahead * x.update_stride : update;
     const float scale = x.row_scale[r];
-    const float norm = norm_and_work({update, soon, scale}, x.col_scale, x.width, waiting, write);
+    const float norm = norm_and_work({update, dense, scale}, x.col_scale, x.width, waiting, write);
     float* out = a.out + r * a.out_stride;
     const bool streaming = a.streaming && out != update && simd::can_stream(out);
     waiting.add({update, out, scale, row_factor(a.alpha, norm, x.eps), streaming});

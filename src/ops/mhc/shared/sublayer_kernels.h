@@ -2,7 +2,6 @@
 // has them.
 #pragma once
 
-#include "backends/cpu/isa.h"
 #include "ops/mhc/expand/expand_args.h"
 #include "ops/mhc/head_mix/head_mix_args.h"
 #include "ops/mhc/merge/merge_args.h"
@@ -13,6 +12,7 @@
 #include "ops/mhc/pre_big_fuse/pre_big_fuse_args.h"
 #include "ops/mhc/prenorm_gemm/prenorm_gemm_args.h"
 #include "ops/mhc/reduce_partials/reduce_partials_args.h"
+#include "ops/mhc/shared/amx_call.h"
 #include "ops/mhc/sinkhorn/sinkhorn_args.h"
 #include "ops/mhc/split/split_args.h"
 
@@ -67,6 +67,15 @@ struct SublayerKernels {
 EHC_EACH_ISA(EHC_KERNELS)
 #undef EHC_KERNELS
 
+#if EHC_HAS_AMX
+// Only the projection has a kernel on tiles.
+inline constexpr SublayerKernels kSublayer_amx = [] {
+  SublayerKernels kernels = kSublayer_avx512bf16;
+  kernels.project = &amx::prenorm_gemm_block;
+  return kernels;
+}();
+#endif
+
 template <class Real>
 inline constexpr SublayerKernels kSublayerReference = {
     &expand_fwd_reference,           &merge_fwd_reference<Real>,
@@ -96,6 +105,10 @@ size_t sublayer_workspace(const Call& call) {
 
 template <class Work>
 inline constexpr Implementation kSublayerImplementations[] = {
+#if EHC_HAS_AMX
+    {"cpu.amx", Device::cpu, &refuse_amx, &run_sublayer<Work, kSublayer_amx>,
+     &sublayer_workspace<Work, kSublayer_amx>},
+#endif
 #define EHC_LIST(isa)                                                                             \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_sublayer<Work, kSublayer_##isa>, \
    &sublayer_workspace<Work, kSublayer_##isa>},
