@@ -36,6 +36,9 @@ struct Options {
   double seconds = 1;
 };
 
+// Operations for each byte from which arithmetic may bound an operator.
+constexpr double kArithmeticBounds = 8;
+
 struct Row {
   std::string line;
   double bytes = 0;
@@ -43,6 +46,7 @@ struct Row {
   double tokens = 0;
   Timing timing;
   double reference_seconds = 0;  // 0: the reference was not timed
+  [[nodiscard]] bool shows_fma() const { return flops >= kArithmeticBounds * bytes; }
 };
 
 // Which implementations to time; empty: the library's choice.
@@ -91,7 +95,7 @@ void print_rows(const std::vector<Row>& rows, const Ceilings& ceilings) {
     const double rate = row.bytes / t.best;
     const std::string factor =
         row.reference_seconds > 0 ? fmt::format("{:.2f}", row.reference_seconds / t.best) : "-";
-    const std::string of_fma = row.flops > 0 && ceilings.fma > 0
+    const std::string of_fma = row.shows_fma() && ceilings.fma > 0
                                    ? fmt::format("{:.3f}", row.flops / t.best / ceilings.fma)
                                    : "-";
     fmt::print("  {:<16} {:>12} {:>12} {:>10.2f} {:>8.3f} {:>8} {:>12.4g} {:>12}\n",
@@ -113,7 +117,7 @@ Json to_json(const Row& row, const Ceilings& ceilings) {
               {"share_of_copy", row.bytes / t.best / ceilings.copy},
               {"tokens_per_second", row.tokens / t.best}};
   if (row.flops > 0) out["flops_per_second"] = row.flops / t.best;
-  if (row.flops > 0 && ceilings.fma > 0) out["share_of_fma"] = row.flops / t.best / ceilings.fma;
+  if (row.shows_fma() && ceilings.fma > 0) out["share_of_fma"] = row.flops / t.best / ceilings.fma;
   if (row.reference_seconds > 0) out["times_reference"] = row.reference_seconds / t.best;
   return out;
 }

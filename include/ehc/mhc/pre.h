@@ -50,7 +50,7 @@ EHC_API size_t workspace_bytes(const Context& context, const PreForward& params)
 //
 // Aliasing: a gradient may be the very same view as its target; all else apart. Determinism: the
 // gradients of a token depend on it alone but for the number T of tokens; sums over tokens are cut
-// by T alone. Bytes per token in 16-bit types, once: (2n+2)*d and (6n+2)*d; chain: (12n+2)*d.
+// by T alone. Bytes per token in 16-bit types: (2n+2)*d and (6n+2)*d.
 struct PreBackward {
   Tensor grad_layer_input{};               // A[T, d], optional
   Tensor grad_post{};                      // F32[T, n], optional

@@ -31,7 +31,10 @@ void check_groups(const Schema& schema, const Bound& bound, const void* params) 
 
 NormFnBackwardArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);
-  return {.sizes = stream_sizes(call.bound),
+  const StreamSizes sizes = stream_sizes(call.bound);
+  const bool in_place = p.grad_residual.data == p.grad_residual_acc.data;
+  const int64_t rows = (p.grad_residual_acc ? 3 : 2) * sizes.streams;
+  return {.sizes = sizes,
           .mixes = call.bound["M"],
           .groups = call.bound["G"],
           .grad_mul = group_rows(p.grad_mul, 3),
@@ -42,7 +45,8 @@ NormFnBackwardArgs make_args(const Call& call) {
           .grad_residual_acc = stream_rows(p.grad_residual_acc),
           .grad_fn_acc = mix_rows(p.grad_fn_acc),
           .grad_residual = {stream_rows(p.grad_residual)},
-          .grad_fn = mix_rows(p.grad_fn)};
+          .grad_fn = mix_rows(p.grad_fn),
+          .streaming = !in_place && exceeds_cache(sizes, rows)};
 }
 
 // Threads take whole strips of columns, over all tokens: so sums over tokens need no partials.
@@ -63,15 +67,16 @@ void run_cpu(const Call& call) {
   const int64_t floats = kHasScratch ? norm_fn_scratch_floats(args.mixes) : 0;
   float* scratch = Workspace(call.context.workspace()).take<float>(pieces.count * floats);
   pieces.run(call.context, [&](int64_t piece, int64_t begin, int64_t end) {
-    Kernel(args, begin * kNormFnStrip, std::min(call.bound["K"], end * kNormFnStrip),
-           scratch + piece * floats);
+    const Tile tile = {0, args.sizes.tokens, begin * kNormFnStrip,
+                       std::min(call.bound["K"], end * kNormFnStrip)};
+    Kernel(args, tile, scratch + piece * floats);
   });
 }
 
 constexpr Implementation kImplementations[] = {
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
-   &run_cpu<&isa::norm_fn_bwd_columns, true>, &workspace},
+   &run_cpu<&isa::norm_fn_bwd_tile, true>, &workspace},
     EHC_EACH_ISA(EHC_LIST)
 #undef EHC_LIST
         {"reference", Device::cpu, nullptr, &run_cpu<&norm_fn_bwd_reference<double>, false>,

@@ -18,19 +18,25 @@ struct NormFnBackwardArgs {
   bool tf32 = false;             // fn is rounded
   StreamRows grad_residual_acc;  // A[T,n*targets,d]; null data: zeros
   MixRows grad_fn_acc;           // F32[M,n*d]; null data: zeros
-  GradientRows grad_residual;    // [T,n,d]; may be grad_residual_acc
-  MixRows grad_fn;               // may be grad_fn_acc
+  // Outputs, in composites one alone: null data is not made.
+  GradientRows grad_residual;  // [T,n,d]; may be grad_residual_acc
+  MixRows grad_fn;             // F32[M,n*d]; may be grad_fn_acc
+  // Store grad_residual past the caches where rows allow it; no bit depends on it. Never in place.
+  bool streaming = false;
   // What only composites have. Streams of grad_residual_acc that are added for one of the residual:
   int64_t targets = 1;
   // and a row A or F32[T,d], times factors F32[T,n], that is added to them. Null data: none.
   GradientRows grad_row{};
   Coefficients row_factor{};
+  // is what both make rounded to A, as an operator before this one would leave it?
+  bool rounds_target = false;
 };
 
 // Tokens whose products are added before they meet the sum of those before.
 inline constexpr int64_t kNormFnTokens = 48;
-// Columns of which fn and its gradient are kept at hand.
-inline constexpr int64_t kNormFnColumns = 512;
+// Columns of which fn and its gradient are kept at hand: a page of 16-bit values, so that a page of
+// a row is looked up once.
+inline constexpr int64_t kNormFnColumns = 2048;
 // Columns that a kernel takes at a time.
 inline constexpr int64_t kNormFnStrip = 64;
 
@@ -40,13 +46,12 @@ EHC_HD int64_t norm_fn_scratch_floats(int64_t mixes) {
   return 2 * mixes * kNormFnColumns + kNormFnTokens * kNormFnStrip + kNormFnTokens * mixes;
 }
 
-// Columns [begin, end) of n*d, all tokens.
-EHC_CPU_KERNEL(void norm_fn_bwd_columns(const NormFnBackwardArgs& args, int64_t begin, int64_t end,
-                                        float* scratch));
+// Columns of n*d; all tokens where grad_fn is made.
+EHC_CPU_KERNEL(void norm_fn_bwd_tile(const NormFnBackwardArgs& args, const Tile& tile,
+                                     float* scratch));
 
 // The same in plain loops, in double and in float; without scratch.
 template <class Real>
-void norm_fn_bwd_reference(const NormFnBackwardArgs& args, int64_t begin, int64_t end,
-                           float* scratch);
+void norm_fn_bwd_reference(const NormFnBackwardArgs& args, const Tile& tile, float* scratch);
 
 }  // namespace ehc::mhc

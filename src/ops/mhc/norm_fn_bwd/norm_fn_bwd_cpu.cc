@@ -6,9 +6,10 @@
 //   x, grad_x A[T,n,d] as [T,K], fn and grad_fn F32[M,K]
 //
 // Bytes a token in 16-bit types: 4*K, with a target 6*K.
-// Algorithm: lanes are columns. fn and grad_fn of 512 columns stay in the second-level cache while
+// Algorithm: lanes are columns. fn and grad_fn of 2048 columns stay in the second-level cache while
 // all tokens go by, 48 at a time; of those a strip of columns is widened once, for both products.
-// Tiles of tokens or mixes by four vectors stay in registers.
+// Tiles of tokens or mixes by four vectors stay in registers. What the next strip reads, rows that
+// are pages apart, is prefetched a line a step.
 // Class E: each column on its own, sums in the order of the contract. Tokens are independent but
 // for grad_fn, which adds chunks of 48.
 #include <type_traits>
@@ -100,17 +101,59 @@ EHC_SIMD Pair target_pair(const NormFnBackwardArgs& a, int64_t t, int64_t stream
   }
   if (!a.grad_row.rows.data) return sum;
   const float factor = a.row_factor.data[t * a.row_factor.token_stride + stream];
-  return fma(simd::splat(factor), load_gradient<A>(a.grad_row, t, 0, column, count), sum);
+  sum = fma(simd::splat(factor), load_gradient<A>(a.grad_row, t, 0, column, count), sum);
+  return a.rounds_target ? simd::rounded_to<A>(sum) : sum;
 }
+
+// The rows that the strip after this one reads.
+template <class A>
+class NextStrip {
+ public:
+  NextStrip(const NormFnBackwardArgs& a, const Run& run, int64_t token, int64_t at) {
+    add(row_of<const A>(a.residual, token, run) + at, a.residual.token_stride);
+    if (!a.grad_residual.rows.data) return;
+    if (a.grad_residual_acc.data && a.targets == 1) {
+      add(row_of<const A>(a.grad_residual_acc, token, run) + at, a.grad_residual_acc.token_stride);
+    }
+    if (a.grad_row.rows.data && !a.grad_row.is_f32) {
+      add(gradient_rows<const A>(a.grad_row, token)[0] + run.column + at,
+          a.grad_row.rows.token_stride);
+    }
+  }
+
+  // Step j of `steps` for `count` tokens from `token` on. All lines at once would wait for each
+  // other.
+  EHC_SIMD void prefetch(int64_t token, int64_t count, int64_t j, int64_t steps) const {
+    for (int64_t line = j; line < kWidth * count * sources_; line += steps) {
+      const Source& source = source_[line / (kWidth * count)];
+      const int64_t of_source = line % (kWidth * count);
+      simd::prefetch(source.at + (token + of_source / kWidth) * source.stride +
+                     of_source % kWidth * kPair);
+    }
+  }
+
+ private:
+  struct Source {
+    const A* at;
+    int64_t stride;
+  };
+  void add(const A* at, int64_t stride) { source_[sources_++] = {at, stride}; }
+
+  Source source_[3];
+  int sources_ = 0;
+};
 
 // grad_x of a strip: `at` columns into the run, of which `count` exist.
 template <class A>
 inline void gradient_of_streams(const NormFnBackwardArgs& a, const Run& run, const Scratch& s,
-                                int64_t first, int64_t tokens, int64_t at, int64_t count) {
+                                int64_t first, int64_t tokens, int64_t at, int64_t count,
+                                const NextStrip<A>& soon) {
+  const bool streaming = a.streaming && can_stream<A>(a.grad_residual.rows);
   for_each_tile(tokens, [&](auto size, int64_t token) EHC_SIMD_LAMBDA {
     constexpr int kRows = decltype(size)::value;
     TileSums<kRows> tile = zero_tile<kRows>();
     for (int64_t j = 0; j < a.mixes; ++j) {
+      soon.prefetch(token, kRows, j, a.mixes);
       add_row<kRows>(s.grad_mul + token * a.mixes + j, a.mixes, s.fn + j * kNormFnColumns + at,
                      tile);
     }
@@ -124,19 +167,22 @@ inline void gradient_of_streams(const NormFnBackwardArgs& a, const Run& run, con
         const Pair x = simd::load(s.x + (token + r) * kStrip + w * kPair);
         const Pair sum = fma(factor, x, tile.sum[r][w]);
         const Pair target = target_pair<A>(a, t, run.stream, column, rest);
-        store_gradient<A>(a.grad_residual, t, run.stream, column, add(target, sum), rest, false);
+        store_gradient<A>(a.grad_residual, t, run.stream, column, add(target, sum), rest,
+                          streaming);
       }
     }
   });
 }
 
 // grad_fn of a strip, the part of these tokens.
+template <class A>
 EHC_SIMD void gradient_of_fn(const NormFnBackwardArgs& a, const Scratch& s, int64_t tokens,
-                             int64_t at) {
+                             int64_t at, const NextStrip<A>& soon) {
   for_each_tile(a.mixes, [&](auto size, int64_t mix) EHC_SIMD_LAMBDA {
     constexpr int kRows = decltype(size)::value;
     TileSums<kRows> tile = zero_tile<kRows>();
     for (int64_t t = 0; t < tokens; ++t) {
+      if (mix == 0 && !a.grad_residual.rows.data) soon.prefetch(t, 1, 0, 1);
       add_row<kRows>(s.grad_mul + t * a.mixes + mix, 1, s.x + t * kStrip, tile);
     }
     for (int r = 0; r < kRows; ++r) {
@@ -182,26 +228,10 @@ inline void give_grad_fn(const NormFnBackwardArgs& a, const Run& run, const Scra
 }
 
 template <class A>
-EHC_SIMD void fetch_strip(const A* row) {
-  constexpr int64_t kLine = 64 / sizeof(A);
-  for (int64_t k = 0; k < kStrip; k += kLine) simd::prefetch(row + k);
-}
-
-// Fetches the strip that comes next, of these tokens or of the next ones: 8 to 20 % of the time of
-// rows that no cache has.
-template <class A>
 inline void take_strip(const NormFnBackwardArgs& a, const Run& run, const Scratch& s, int64_t first,
                        int64_t tokens, int64_t at, int64_t count) {
   for (int64_t t = 0; t < tokens; ++t) {
     const A* x = row_of<const A>(a.residual, first + t, run) + at;
-    const bool ends = at + kStrip >= run.width;
-    fetch_strip(x + (ends ? kNormFnTokens * a.residual.token_stride - at : kStrip));
-    if (a.grad_residual_acc.data) {
-      const StreamRows& targets = a.grad_residual_acc;
-      const A* target = token_rows<const A>(targets, first + t)[run.stream * a.targets];
-      fetch_strip(target + run.column +
-                  (ends ? kNormFnTokens * targets.token_stride : at + kStrip));
-    }
     for (int w = 0; w < kWidth; ++w) {
       const int64_t rest = count > w * kPair ? count - w * kPair : 0;
       simd::store(s.x + t * kStrip + w * kPair,
@@ -211,10 +241,11 @@ inline void take_strip(const NormFnBackwardArgs& a, const Run& run, const Scratc
 }
 
 template <class A>
-inline void run_gradients(const NormFnBackwardArgs& a, const Run& run, const Scratch& s) {
+inline void run_gradients(const NormFnBackwardArgs& a, const Run& run, const Tile& tile,
+                          const Scratch& s) {
   take_fn<A>(a, run, s);
-  for (int64_t first = 0; first < a.sizes.tokens; first += kNormFnTokens) {
-    const int64_t left = a.sizes.tokens - first;
+  for (int64_t first = tile.token_begin; first < tile.token_end; first += kNormFnTokens) {
+    const int64_t left = tile.token_end - first;
     const int64_t tokens = left < kNormFnTokens ? left : kNormFnTokens;
     for (int64_t t = 0; t < tokens; ++t) {
       const float* grad_mul = a.grad_mul.data + (first + t) * a.grad_mul.token_stride +
@@ -224,30 +255,36 @@ inline void run_gradients(const NormFnBackwardArgs& a, const Run& run, const Scr
     for (int64_t at = 0; at < run.width; at += kStrip) {
       const int64_t count = run.width - at;
       take_strip<A>(a, run, s, first, tokens, at, count);
-      gradient_of_streams<A>(a, run, s, first, tokens, at, count);
-      gradient_of_fn(a, s, tokens, at);
+      const bool is_last = count <= kStrip && left > tokens;
+      const NextStrip<A> soon(a, run, is_last ? first + tokens : first, is_last ? 0 : at + kStrip);
+      if (a.grad_residual.rows.data) {
+        gradient_of_streams<A>(a, run, s, first, tokens, at, count, soon);
+      }
+      if (a.grad_fn.data) gradient_of_fn(a, s, tokens, at, soon);
     }
   }
-  give_grad_fn<A>(a, run, s);
+  if (a.grad_fn.data) give_grad_fn<A>(a, run, s);
 }
 
 }  // namespace
 
-void norm_fn_bwd_columns(const NormFnBackwardArgs& a, int64_t begin, int64_t end, float* scratch) {
+void norm_fn_bwd_tile(const NormFnBackwardArgs& a, const Tile& tile, float* scratch) {
   Scratch s;
   s.fn = scratch;
   s.grad_fn = s.fn + a.mixes * kNormFnColumns;
   s.x = s.grad_fn + a.mixes * kNormFnColumns;
   s.grad_mul = s.x + kNormFnTokens * kNormFnStrip;
   const int64_t d = a.sizes.hidden, of_group = a.sizes.streams * d / a.groups;
-  for (int64_t k = begin; k < end;) {
-    Run run{k, end - k, k / d, k % d, k / of_group};
+  for (int64_t k = tile.column_begin; k < tile.column_end;) {
+    Run run{k, tile.column_end - k, k / d, k % d, k / of_group};
     const int64_t limits[] = {kNormFnColumns, d - run.column, of_group - k % of_group};
     for (const int64_t limit : limits) run.width = run.width < limit ? run.width : limit;
-    simd::with_activation(a.sizes.activation,
-                          [&](auto activation) { run_gradients<decltype(activation)>(a, run, s); });
+    simd::with_activation(a.sizes.activation, [&](auto activation) {
+      run_gradients<decltype(activation)>(a, run, tile, s);
+    });
     k += run.width;
   }
+  if (a.streaming) simd::stream_fence();
 }
 
 }  // namespace ehc::mhc::EHC_ISA

@@ -25,20 +25,25 @@ Real target(const NormFnBackwardArgs& a, int64_t t, int64_t i, int64_t c) {
   }
   if (a.grad_row.rows.data == nullptr) return sum;
   const Real row = load(a.sizes, a.grad_row, t, 0, c);
-  return std::fma(static_cast<Real>(load(a.row_factor, t, 0, i)), row, sum);
+  sum = std::fma(static_cast<Real>(load(a.row_factor, t, 0, i)), row, sum);
+  if (!a.rounds_target) return sum;
+  float rounded = 0;  // room for any A
+  store_float(&rounded, a.sizes.activation, 0, sum);
+  return load_float(&rounded, a.sizes.activation, 0);
 }
 
 }  // namespace
 
 template <class Real>
-void norm_fn_bwd_reference(const NormFnBackwardArgs& a, int64_t begin, int64_t end,
-                           float* /*scratch*/) {
+void norm_fn_bwd_reference(const NormFnBackwardArgs& a, const Tile& tile, float* /*scratch*/) {
   const int64_t d = a.sizes.hidden;
   const int64_t width = a.sizes.streams * d / a.groups;
-  for (int64_t k = begin; k < end; ++k) {
+  const bool of_streams = a.grad_residual.rows.data != nullptr;
+  const bool of_fn = a.grad_fn.data != nullptr;
+  for (int64_t k = tile.column_begin; k < tile.column_end; ++k) {
     const int64_t g = k / width;
     const auto x = [&](int64_t t) -> Real { return load(a.sizes, a.residual, t, k / d, k % d); };
-    for (int64_t t = 0; t < a.sizes.tokens; ++t) {
+    for (int64_t t = tile.token_begin; of_streams && t < tile.token_end; ++t) {
       Real sum = 0;
       for (int64_t j = 0; j < a.mixes; ++j) {
         const float fn = a.fn.data[j * a.fn.stride + k];
@@ -50,7 +55,7 @@ void norm_fn_bwd_reference(const NormFnBackwardArgs& a, int64_t begin, int64_t e
       const Real before = target<Real>(a, t, k / d, k % d);
       store(a.sizes, a.grad_residual, t, k / d, k % d, before + sum);
     }
-    for (int64_t j = 0; j < a.mixes; ++j) {
+    for (int64_t j = 0; of_fn && j < a.mixes; ++j) {
       Real total = 0;
       for (int64_t first = 0; first < a.sizes.tokens; first += kNormFnTokens) {
         const int64_t last = std::min(a.sizes.tokens, first + kNormFnTokens);
@@ -67,7 +72,7 @@ void norm_fn_bwd_reference(const NormFnBackwardArgs& a, int64_t begin, int64_t e
   }
 }
 
-template void norm_fn_bwd_reference<double>(const NormFnBackwardArgs&, int64_t, int64_t, float*);
-template void norm_fn_bwd_reference<float>(const NormFnBackwardArgs&, int64_t, int64_t, float*);
+template void norm_fn_bwd_reference<double>(const NormFnBackwardArgs&, const Tile&, float*);
+template void norm_fn_bwd_reference<float>(const NormFnBackwardArgs&, const Tile&, float*);
 
 }  // namespace ehc::mhc

@@ -112,7 +112,7 @@ inline void backward_token(const PostBackwardArgs& args, int64_t t, int64_t next
   const int64_t streams = args.sizes.streams, hidden = args.sizes.hidden;
   const StreamVector post = stream_vector(args.post, t, streams);
   const StreamMatrix comb = stream_matrix(args.comb, t, streams);
-  const auto grads = token_rows<const G>(args.grad_new_residual.rows, t);
+  const auto grads = gradient_rows<const G>(args.grad_new_residual, t);
   Pair sums[(kMaxStreams + 1) * kMaxStreams];
   MixedRow<A, G> rows[kMaxStreams + 1];
   for (int64_t r = 0; r <= streams; ++r) {
@@ -127,7 +127,7 @@ inline void backward_token(const PostBackwardArgs& args, int64_t t, int64_t next
     const bool last = begin + kTile >= hidden;
     // The next tile: of this token, or the first of the next.
     const int64_t of_token = last ? next : t, shift = last ? -begin : kTile;
-    const auto soon_grads = token_rows<const G>(args.grad_new_residual.rows, of_token);
+    const auto soon_grads = gradient_rows<const G>(args.grad_new_residual, of_token);
     for (int64_t r = 0; r <= streams; ++r) {
       rows[r].template add_columns<kStreams>(grads, source_row<A>(args, of_token, r) + shift,
                                              soon_grads[r < streams ? r : 0] + shift, streams,

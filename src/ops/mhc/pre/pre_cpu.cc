@@ -22,12 +22,6 @@ using simd::Pair;
 using simd::Vec;
 
 template <class A, class W>
-EHC_SIMD Pair load_weight(const void* weight, int64_t column, int64_t count) {
-  const Pair w = simd::load_some(static_cast<const W*>(weight) + column, count);
-  return simd::lane_order<A>(simd::natural_order<W>(w));
-}
-
-template <class A, class W>
 inline void layer_norm_backward(const LayerNormBackwardArgs& a, int64_t begin, int64_t end,
                                 float* grad_weight) {
   const int64_t d = a.sizes.hidden;

@@ -23,7 +23,7 @@ inline void forward(const PreApplyForwardArgs& args, const Tile& tile) {
   const int64_t streams = args.sizes.streams;
   const bool streaming = args.streaming && can_stream<A>(args.layer_input);
   for (int64_t t = tile.token_begin; t < tile.token_end; ++t) {
-    const auto soon = token_rows<const A>(args.residual, t + 1 < tile.token_end ? t + 1 : t);
+    const auto soon = token_rows<const A>(args.residual, t + 1 < args.sizes.tokens ? t + 1 : t);
     pre_apply_columns<kStreams>(
         stream_vector(args.pre, t, streams).value, token_rows<const A>(args.residual, t),
         token_row<A>(args.layer_input, t), streams, tile.column_begin, tile.column_end, streaming,

@@ -50,24 +50,36 @@ void check_sizes(const Schema& schema, const Bound& bound, const void* params) {
 // Tokens whose coefficients are made together, step by step in arrays of a piece's own.
 constexpr int64_t kBlock = 64;
 
+Pieces cut_blocks(const Call& call) {
+  return Pieces(call.context, (call.bound["T"] + kBlock - 1) / kBlock, 1);
+}
+Pieces cut_tokens(const Call& call) {
+  const StreamSizes sizes = stream_sizes(call.bound);
+  return Pieces(call.context, sizes.tokens, tokens_of_grain(sizes));
+}
+
 struct Scratch {
   float* pre;     // [T,n]
   float* mixes;   // [kBlock,N] for every piece
   float* logits;  // [kBlock,n,n] for every piece
+  char* row;      // A[d] for every piece of tokens, before the norm
+  int64_t row_bytes;
 
-  Scratch(Workspace& workspace, const Bound& b, int64_t pieces)
-      : pre(workspace.take<float>(b["T"] * b["n"])),
-        mixes(workspace.take<float>(pieces * kBlock * b["N"])),
-        logits(workspace.take<float>(pieces * kBlock * b["n"] * b["n"])) {}
+  Scratch(Workspace& workspace, const Call& call) {
+    const StreamSizes sizes = stream_sizes(call.bound);
+    const int64_t n = sizes.streams;
+    const int64_t pieces = cut_blocks(call).count;
+    pre = workspace.take<float>(sizes.tokens * n);
+    mixes = workspace.take<float>(pieces * kBlock * call.bound["N"]);
+    logits = workspace.take<float>(pieces * kBlock * n * n);
+    row_bytes = sizes.hidden * static_cast<int64_t>(size_of(sizes.activation));
+    row = workspace.take<char>(cut_tokens(call).count * row_bytes);
+  }
 };
-
-Pieces cut_blocks(const Call& call) {
-  return Pieces(call.context, (call.bound["T"] + kBlock - 1) / kBlock, 1);
-}
 
 size_t workspace(const Call& call) {
   Workspace arrays(nullptr);
-  Scratch(arrays, call.bound, cut_blocks(call).count);
+  Scratch(arrays, call);
   return call.bound["T"] == 0 ? 0 : arrays.bytes();
 }
 
@@ -121,7 +133,7 @@ void run(const Call& call) {
   const StreamSizes sizes = stream_sizes(call.bound);
   const Pieces blocks = cut_blocks(call);
   Workspace arrays(call.context.workspace());
-  const Scratch scratch(arrays, call.bound, blocks.count);
+  const Scratch scratch(arrays, call);
   blocks.run(call.context, [&](int64_t piece, int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kBlock;
@@ -133,23 +145,31 @@ void run(const Call& call) {
     }
   });
 
-  const bool normalises = p.layer_norm_weight.present();
-  const PreApplyForwardArgs collapse = {
-      .sizes = sizes,
-      .residual = stream_rows(p.residual),
-      .pre = {scratch.pre, sizes.streams, 0},
-      .layer_input = stream_rows(p.layer_input),
-      .streaming = !normalises && exceeds_cache(sizes, sizes.streams + 1)};
-  if (!normalises) {
+  PreApplyForwardArgs collapse = {.sizes = sizes,
+                                  .residual = stream_rows(p.residual),
+                                  .pre = {scratch.pre, sizes.streams, 0},
+                                  .layer_input = stream_rows(p.layer_input),
+                                  .streaming = exceeds_cache(sizes, sizes.streams + 1)};
+  if (!p.layer_norm_weight) {
     for_each_tile(call.context, sizes, [&](const Tile& tile) { Collapse(collapse, tile); });
     return;
   }
-  const LayerNormArgs norm = {sizes, collapse.layer_input, p.layer_norm_weight.dtype,
-                              p.layer_norm_weight.data, static_cast<float>(*p.layer_norm_eps)};
-  parallel_for(call.context, sizes.tokens, tokens_of_grain(sizes), [&](int64_t begin, int64_t end) {
+  LayerNormArgs norm = {.sizes = sizes,
+                        .rows = {},
+                        .out = collapse.layer_input,
+                        .weight_type = p.layer_norm_weight.dtype,
+                        .weight = p.layer_norm_weight.data,
+                        .eps = static_cast<float>(*p.layer_norm_eps),
+                        .streaming = collapse.streaming};
+  collapse.streaming = false;
+  cut_tokens(call).run(call.context, [&](int64_t piece, int64_t begin, int64_t end) {
+    PreApplyForwardArgs to_row = collapse;
+    LayerNormArgs from_row = norm;
+    // The same row for every token: with strides of 0.
+    to_row.layer_input = from_row.rows = {scratch.row + piece * scratch.row_bytes, 0, 0};
     for (int64_t t = begin; t < end; ++t) {
-      Collapse(collapse, Tile{t, t + 1, 0, sizes.hidden});
-      Normalise(norm, t, t + 1);
+      Collapse(to_row, Tile{t, t + 1, 0, sizes.hidden});
+      Normalise(from_row, t, t + 1);
     }
   });
 }

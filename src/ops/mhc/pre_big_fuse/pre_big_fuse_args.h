@@ -8,10 +8,12 @@ namespace ehc::mhc {
 
 struct LayerNormArgs {
   StreamSizes sizes;
-  StreamRows rows;                  // A[T,d], in place
+  StreamRows rows;                  // A[T,d]
+  StreamRows out;                   // A[T,d]; may be rows
   DType weight_type = DType::none;  // bf16 or f32
   const void* weight = nullptr;     // W[d]; null: no norm
   float eps = 0;
+  bool streaming = false;  // store past the caches where rows allow it; no bit depends on it
 };
 
 // Tokens [begin, end).

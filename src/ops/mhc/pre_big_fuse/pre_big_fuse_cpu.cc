@@ -1,9 +1,9 @@
 // The norm of mhc.pre_big_fuse on SIMD lanes; its other steps are the kernels of the operators that
 // it stands for.
 //
-//   c = round((c r) w), r = 1 / sqrt(mean c^2 + eps); c A[T,d] in place, w W[d]
+//   y = round((c r) w), r = 1 / sqrt(mean c^2 + eps); c A[T,d], w W[d], y A[T,d]
 //
-// Bytes a token: none beyond those of the caches, the row has just been written.
+// Bytes a token in 16-bit types: 2d; the row has just been written to a cache.
 // Algorithm: lanes are columns, two passes over the row.
 // Class R: lanes of the sum depend on the column alone. Tokens are independent.
 #include "ops/mhc/pre_big_fuse/pre_big_fuse_args.h"
@@ -18,18 +18,19 @@ using simd::Pair;
 
 template <class A, class W>
 inline void normalise(const LayerNormArgs& a, int64_t begin, int64_t end) {
-  const W* weight = static_cast<const W*>(a.weight);
   const int64_t d = a.sizes.hidden;
+  const bool streaming = a.streaming && can_stream<A>(a.out);
   for (int64_t t = begin; t < end; ++t) {
-    A* row = token_row<A>(a.rows, t);
+    const A* row = token_row<const A>(a.rows, t);
+    A* out = token_row<A>(a.out, t);
     const Rms rms = {d, a.eps, false};
     const simd::Vec factor = simd::splat(rms_factor(rms, simd::square_sum(row, d)));
     for (int64_t c = 0; c < d; c += kPair) {
-      const Pair w = simd::natural_order<W>(simd::load_some(weight + c, d - c));
       const Pair x = mul(simd::load_some(row + c, d - c), factor);
-      simd::store_some(row + c, mul(x, simd::lane_order<A>(w)), d - c, false);
+      simd::store_some(out + c, mul(x, load_weight<A, W>(a.weight, c, d - c)), d - c, streaming);
     }
   }
+  if (streaming) simd::stream_fence();
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ void layer_norm_reference(const LayerNormArgs& a, int64_t begin, int64_t end) {
     const auto factor = rms_factor<Real>({a.sizes.hidden, a.eps, false}, squares);
     for (int64_t c = 0; c < a.sizes.hidden; ++c) {
       const Real x = load(a.sizes, a.rows, t, 0, c);
-      store(a.sizes, a.rows, t, 0, c,
+      store(a.sizes, a.out, t, 0, c,
             x * factor * static_cast<Real>(load_float(a.weight, a.weight_type, c)));
     }
   }

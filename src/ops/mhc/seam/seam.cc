@@ -174,27 +174,19 @@ StreamRows streams_or_room(const Tensor& tensor, const Bound& bound, Workspace& 
 template <class P>
 struct SeamBackwardCall {
   const P& p;
-  Context& context;
   Workspace workspace;
   EntryArgs args;
   EntryState state;
   Entry entry;
-  GradientRows grad_new_residual;  // all of it
   EntryBackward backward;
 
   SeamBackwardCall(const Call& call, const SublayerKernels& kernels, void* memory)
       : p(*static_cast<const P*>(call.params)),
-        context(call.context),
         workspace(memory),
         args(entry_args(p, call.bound, streams_or_room(p.new_residual, call.bound, workspace))),
         state(entry_state(args, p.next_state, {}, true, workspace)),
-        entry(context, kernels, args, workspace),
-        grad_new_residual{take_rows(workspace, args.sizes, args.sizes.streams,
-                                    rounds_once() ? DType::f32 : args.sizes.activation),
-                          rounds_once()},
-        backward(context, kernels, entry, state, entry_gradients(), workspace) {}
-
-  [[nodiscard]] bool rounds_once() const { return p.rounding == Rounding::once; }
+        entry(call.context, kernels, args, workspace),
+        backward(call.context, kernels, entry, state, entry_gradients(), workspace) {}
 
   [[nodiscard]] EntryBackwardArgs entry_gradients() const {
     EntryBackwardArgs b;
@@ -202,14 +194,14 @@ struct SeamBackwardCall {
     b.grad_post = coefficients(p.grad_next_post);
     b.grad_comb = coefficients(p.grad_next_comb);
     b.grad_streams = stream_rows(p.grad_new_residual);
-    b.grad_out = grad_new_residual;
     if constexpr (has_earlier_pre<P>) {
       b.grad_pre = coefficients(p.grad_next_pre);
       b.collapse = Collapse::earlier;
       b.earlier_pre = coefficients(p.pre);
       b.grad_earlier_pre = coefficients(p.grad_pre);
     }
-    b.chain = !rounds_once();
+    b.in_blocks = true;
+    b.chain = p.rounding == Rounding::chain;
     b.parameters = parameter_gradients(p);
     return b;
   }
@@ -221,10 +213,9 @@ struct SeamBackwardCall {
       entry.run(
           state, {}, [&](const Tile& tile) { kernels.post(exit, tile); }, kNothing);
     }
-    backward.run();
     const PostBackwardArgs gradients = {
         .sizes = exit.sizes,
-        .grad_new_residual = grad_new_residual,
+        .grad_new_residual = {},
         .layer_output = exit.layer_output,
         .residual = exit.residual,
         .post = exit.post,
@@ -234,8 +225,11 @@ struct SeamBackwardCall {
         .grad_post = coefficients(p.grad_post),
         .grad_comb = coefficients(p.grad_comb),
         .streaming = exceeds_cache(exit.sizes, 3 * exit.sizes.streams + 2)};
-    parallel_for(context, exit.sizes.tokens, tokens_of_grain(exit.sizes),
-                 [&](int64_t begin, int64_t end) { kernels.post_bwd(gradients, begin, end); });
+    backward.run_blocks([&](const GradientRows& grad_new_residual, int64_t begin, int64_t end) {
+      PostBackwardArgs of_block = gradients;
+      of_block.grad_new_residual = grad_new_residual;
+      kernels.post_bwd(of_block, begin, end);
+    });
   }
 };
 
@@ -334,7 +328,7 @@ struct BroadcastBackwardCall {
     b.grad_post = coefficients(p.grad_post);
     b.grad_comb = coefficients(p.grad_comb);
     b.grad_streams = stream_rows(p.grad_residual);
-    b.grad_out = {stream_rows(p.grad_hidden)};
+    b.grad_out = stream_rows(p.grad_hidden);
     b.collapse = p.form == SeamForm::classic ? Collapse::own : Collapse::first;
     b.parameters = parameter_gradients(p);
     return b;

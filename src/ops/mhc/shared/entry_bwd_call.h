@@ -47,7 +47,8 @@ struct EntryBackwardArgs {
   StreamRows grad_layer_input;                  // A[T,d]
   Coefficients grad_pre, grad_post, grad_comb;  // of what the entry makes
   StreamRows grad_streams;                      // A[T,n,d]: added to what comes out
-  GradientRows grad_out;                        // [T,n,d], of equal streams [T,d]; written
+  StreamRows grad_out;                          // A[T,n,d], of equal streams A[T,d]; written
+  bool in_blocks = false;                       // instead, blocks of it go to the caller
   Collapse collapse = Collapse::own;
   Coefficients earlier_pre, grad_earlier_pre;  // F32[T,n], with Collapse::earlier
   bool chain = false;                          // round as separate operators do
@@ -68,7 +69,8 @@ class EntryBackward {
         state_(state),
         b_(args),
         sizes_(a_.sizes),
-        pieces_(context, (a_.columns() + kNormFnStrip - 1) / kNormFnStrip, 1) {
+        pieces_(context, (a_.columns() + kNormFnStrip - 1) / kNormFnStrip, 1),
+        token_pieces_(context, a_.sizes.tokens, kLeastTokens) {
     const int64_t tokens = sizes_.tokens;
     const int64_t n = sizes_.streams;
     const int64_t chunks = chunks_of_tokens(tokens);
@@ -99,11 +101,70 @@ class EntryBackward {
     if (has_own_fn_gradient()) {
       grad_factors_ = {workspace.take<float>(a_.mixes * a_.columns()), a_.columns()};
     }
-    scratch_ = workspace.take<float>(pieces_.count * norm_fn_scratch_floats(a_.mixes));
+    if (b_.in_blocks) take_blocks(workspace);
+    scratch_ = workspace.take<float>(std::max(pieces_.count, token_pieces_.count) *
+                                     norm_fn_scratch_floats(a_.mixes));
   }
 
   // After entry.prepare(), with the state there.
   void run() const {
+    coefficients_back();
+    NormFnBackwardArgs args = projection();
+    args.grad_residual = {b_.grad_out};
+    args.grad_fn = grad_factors();
+    project_back(args);
+    parameters_back();
+  }
+
+  // use(gradients, begin, end) gets the gradient of the streams of a block of tokens on the thread
+  // that made it, so that it stays in the caches: in A with `chain`, else in F32.
+  template <class Use>
+  void run_blocks(const Use& use) const {
+    coefficients_back();
+    token_pieces_.run(context_, [&](int64_t piece, int64_t begin, int64_t end) {
+      NormFnBackwardArgs args = projection();
+      args.grad_residual = block_of(piece);
+      for (int64_t first = begin; first < end; first += block_tokens_) {
+        const int64_t last = std::min(end, first + block_tokens_);
+        args.grad_residual.first_token = first;
+        kernels_.project_bwd(args, {first, last, 0, a_.columns()}, scratch_of(piece));
+        use(args.grad_residual, first, last);
+      }
+    });
+    NormFnBackwardArgs args = projection();
+    args.grad_fn = grad_factors();
+    project_back(args);
+    parameters_back();
+  }
+
+ private:
+  static constexpr int64_t kScales = 3;
+  static constexpr int64_t kLeastTokens = 4;  // of a thread
+
+  // Room for a block of tokens of every piece: as many as a second-level cache holds, if these are
+  // enough to make up for reading all of fn.
+  void take_blocks(Workspace& workspace) {
+    constexpr int64_t kBytes = int64_t{2} << 20;
+    constexpr int64_t kLeast = kNormFnTokens / 2;
+    const DType type = b_.chain ? sizes_.activation : DType::f32;
+    const int64_t row = a_.columns() * static_cast<int64_t>(size_of(type));
+    block_tokens_ = std::clamp(kBytes / row / kLeast * kLeast, kLeast, 8 * kLeast);
+    block_tokens_ = std::clamp<int64_t>(token_pieces_.longest(), 1, block_tokens_);
+    block_bytes_ = block_tokens_ * row;
+    StreamSizes of_blocks = sizes_;
+    of_blocks.tokens = token_pieces_.count * block_tokens_;
+    block_ = take_rows(workspace, of_blocks, sizes_.streams, type);
+  }
+  [[nodiscard]] GradientRows block_of(int64_t piece) const {
+    StreamRows rows = block_;
+    rows.data = static_cast<char*>(rows.data) + piece * block_bytes_;
+    return {rows, !b_.chain};
+  }
+  [[nodiscard]] float* scratch_of(int64_t piece) const {
+    return scratch_ + piece * norm_fn_scratch_floats(a_.mixes);
+  }
+
+  void coefficients_back() const {
     std::fill_n(zeros_, zeros_count_, 0.0F);
     const int64_t tokens = sizes_.tokens;
     parallel_chunks(context_, tokens, tokens_of_chunk(tokens),
@@ -114,7 +175,10 @@ class EntryBackward {
     add(a_.is_head ? 1 : kScales, scale_, b_.parameters.scale);
     add(a_.mixes, base_, b_.parameters.base);
     if (a_.has_layer_norm()) add(sizes_.hidden, layer_norm_, b_.parameters.layer_norm_weight);
-    project_back();
+  }
+
+  // Of fn and its norm weight, from the gradient of the factors.
+  void parameters_back() const {
     if (a_.is_broadcast) {
       spread_fn_gradient();
     } else if (has_own_fn_gradient()) {
@@ -123,9 +187,6 @@ class EntryBackward {
       });
     }
   }
-
- private:
-  static constexpr int64_t kScales = 3;
 
   // Is what the product gives back not yet the gradient of fn?
   [[nodiscard]] bool has_own_fn_gradient() const {
@@ -138,18 +199,7 @@ class EntryBackward {
   void collapse_back(int64_t chunk, int64_t begin, int64_t end) const {
     if (a_.has_layer_norm()) normalise_back(chunk, begin, end);
     if (b_.collapse == Collapse::first) return;
-    if (!b_.chain) {
-      kernels_.grad_pre({sizes_, grad_row_, a_.streams, of_collapse_}, begin, end);
-      return;
-    }
-    kernels_.collapse_bwd({.sizes = sizes_,
-                           .grad_layer_input = grad_row_.rows,
-                           .residual = a_.streams,
-                           .pre = pre(),
-                           .grad_residual_acc = b_.grad_streams,
-                           .grad_residual = b_.grad_out.rows,
-                           .grad_pre = of_collapse_},
-                          begin, end);
+    kernels_.grad_pre({sizes_, grad_row_, a_.streams, of_collapse_}, begin, end);
   }
 
   void normalise_back(int64_t chunk, int64_t begin, int64_t end) const {
@@ -235,31 +285,35 @@ class EntryBackward {
         {chunks_of_tokens(sizes_.tokens), width, partial, stride, g.target, g.gradient});
   }
 
-  void project_back() const {
-    const bool own = has_own_fn_gradient();
-    NormFnBackwardArgs args = {.sizes = a_.projected(),
-                               .mixes = a_.mixes,
-                               .groups = 1,
-                               .grad_mul = grad_mul_,
-                               .grad_sqr = grad_sqr_,
-                               .residual = a_.streams,
-                               .fn = entry_.factors(),
-                               .tf32 = a_.tf32,
-                               .grad_residual_acc = b_.grad_streams,
-                               .grad_fn_acc = own ? MixRows{} : b_.parameters.fn_target,
-                               .grad_residual = b_.grad_out,
-                               .grad_fn = own ? grad_factors_ : b_.parameters.fn};
-    if (a_.is_broadcast) args.targets = sizes_.streams;
-    if (b_.chain) {
-      args.grad_residual_acc = b_.grad_out.rows;
-    } else {
-      args.grad_row = grad_row_;
-      args.row_factor = a_.is_broadcast ? row_factor_ : pre();
-    }
-    const int64_t floats = norm_fn_scratch_floats(a_.mixes);
+  // The product backwards, without its outputs.
+  [[nodiscard]] NormFnBackwardArgs projection() const {
+    return {.sizes = a_.projected(),
+            .mixes = a_.mixes,
+            .groups = 1,
+            .grad_mul = grad_mul_,
+            .grad_sqr = grad_sqr_,
+            .residual = a_.streams,
+            .fn = entry_.factors(),
+            .tf32 = a_.tf32,
+            .grad_residual_acc = b_.grad_streams,
+            .grad_fn_acc = has_own_fn_gradient() ? MixRows{} : b_.parameters.fn_target,
+            .grad_residual = {},
+            .grad_fn = {},
+            .streaming = !b_.in_blocks && b_.grad_out.data != b_.grad_streams.data &&
+                         exceeds_cache(sizes_, 3 * sizes_.streams),
+            .targets = a_.is_broadcast ? sizes_.streams : 1,
+            .grad_row = grad_row_,
+            .row_factor = a_.is_broadcast ? row_factor_ : pre(),
+            .rounds_target = b_.chain};
+  }
+  [[nodiscard]] MixRows grad_factors() const {
+    return has_own_fn_gradient() ? grad_factors_ : b_.parameters.fn;
+  }
+  void project_back(const NormFnBackwardArgs& args) const {
     pieces_.run(context_, [&](int64_t piece, int64_t begin, int64_t end) {
-      kernels_.project_bwd(args, begin * kNormFnStrip, std::min(a_.columns(), end * kNormFnStrip),
-                           scratch_ + piece * floats);
+      const Tile tile = {0, sizes_.tokens, begin * kNormFnStrip,
+                         std::min(a_.columns(), end * kNormFnStrip)};
+      kernels_.project_bwd(args, tile, scratch_of(piece));
     });
   }
 
@@ -315,20 +369,23 @@ class EntryBackward {
   EntryBackwardArgs b_;
   StreamSizes sizes_;
   Pieces pieces_;           // strips of columns, over all tokens
+  Pieces token_pieces_;     // tokens, over all columns
   float* zeros_ = nullptr;  // one row of any upstream gradient
   int64_t zeros_count_ = 0;
-  Coefficients of_collapse_;       // F32[T,n]
-  Coefficients grad_logits_;       // F32[T,n,n]
-  Coefficients grad_mixes_;        // F32[T,N]
-  GroupRows grad_mul_, grad_sqr_;  // F32[T,N], F32[T]
-  float* scale_ = nullptr;         // F32[P,3]
-  float* base_ = nullptr;          // F32[P,N]
-  StreamRows row_;                 // A[T,d]: the collapsed row before its norm
-  GradientRows grad_row_;          // [T,d]: its gradient
-  float* layer_norm_ = nullptr;    // F32[P,d]
-  Coefficients row_factor_;        // F32[T]: how often that goes into the streams
-  MixRows grad_factors_;           // F32[N,K], of a summed fn F32[N,d]
-  float* scratch_ = nullptr;
+  Coefficients of_collapse_;                    // F32[T,n]
+  Coefficients grad_logits_;                    // F32[T,n,n]
+  Coefficients grad_mixes_;                     // F32[T,N]
+  GroupRows grad_mul_, grad_sqr_;               // F32[T,N], F32[T]
+  float* scale_ = nullptr;                      // F32[P,3]
+  float* base_ = nullptr;                       // F32[P,N]
+  StreamRows row_;                              // A[T,d]: the collapsed row before its norm
+  GradientRows grad_row_;                       // [T,d]: its gradient
+  float* layer_norm_ = nullptr;                 // F32[P,d]
+  Coefficients row_factor_;                     // F32[T]: how often that goes into the streams
+  MixRows grad_factors_;                        // F32[N,K], of a summed fn F32[N,d]
+  StreamRows block_;                            // A or F32[tokens,n,d]: blocks of grad_out
+  int64_t block_tokens_ = 0, block_bytes_ = 0;  // of a piece
+  float* scratch_ = nullptr;                    // of every piece
 };
 
 }  // namespace ehc::mhc

@@ -273,9 +273,9 @@ class Entry {
 
   void normalise(const StreamRows& layer_input, int64_t begin, int64_t end) const {
     if (!a_.has_layer_norm()) return;
-    kernels_.normalise(
-        {a_.sizes, layer_input, a_.layer_norm_type, a_.layer_norm_weight, a_.layer_norm_eps}, begin,
-        end);
+    kernels_.normalise({a_.sizes, layer_input, layer_input, a_.layer_norm_type,
+                        a_.layer_norm_weight, a_.layer_norm_eps},
+                       begin, end);
   }
 
   Context& context_;

@@ -29,12 +29,12 @@ inline StreamSizes sizes_of(const StreamSizes& sizes, const GradientRows& rows) 
 }
 inline float load(const StreamSizes& sizes, const GradientRows& from, int64_t token, int64_t stream,
                   int64_t column) {
-  return load(sizes_of(sizes, from), from.rows, token, stream, column);
+  return load(sizes_of(sizes, from), from.rows, token - from.first_token, stream, column);
 }
 template <class Real>
 void store(const StreamSizes& sizes, const GradientRows& to, int64_t token, int64_t stream,
            int64_t column, Real x) {
-  store(sizes_of(sizes, to), to.rows, token, stream, column, x);
+  store(sizes_of(sizes, to), to.rows, token - to.first_token, stream, column, x);
 }
 
 inline float load(const Coefficients& from, int64_t token, int64_t row, int64_t column) {

@@ -16,10 +16,12 @@ struct StreamRows {
   int64_t token_stride = 0, stream_stride = 0;
 };
 
-// Rows of A, or of F32 whatever A is: gradients that are not rounded yet.
+// Rows of A, or of F32 whatever A is: gradients that are not rounded yet. Of a block of tokens the
+// first row is that of `first_token`.
 struct GradientRows {
   StreamRows rows;
   bool is_f32 = false;
+  int64_t first_token = 0;
 };
 
 // Coefficients F32[T,n], or F32[T,n,n] whose first stream is the row. Inputs are only read.

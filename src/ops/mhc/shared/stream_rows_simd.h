@@ -30,25 +30,38 @@ EHC_SIMD A* token_row(const StreamRows& rows, int64_t token) {
   return token_rows<A>(rows, token).first;
 }
 
+template <class G>
+EHC_SIMD TokenRows<G> gradient_rows(const GradientRows& rows, int64_t token) {
+  return token_rows<G>(rows.rows, token - rows.first_token);
+}
+
 // A pair of columns of gradients, of which `count` exist, in the lane order of A.
 template <class A>
 EHC_SIMD simd::Pair load_gradient(const GradientRows& from, int64_t token, int64_t stream,
                                   int64_t column, int64_t count) {
   if (!from.is_f32) {
-    return simd::load_some(token_rows<const A>(from.rows, token)[stream] + column, count);
+    return simd::load_some(gradient_rows<const A>(from, token)[stream] + column, count);
   }
-  const float* row = token_rows<const float>(from.rows, token)[stream];
+  const float* row = gradient_rows<const float>(from, token)[stream];
   return simd::load_f32_some<A>(row + column, count);
 }
 template <class A>
 EHC_SIMD void store_gradient(const GradientRows& to, int64_t token, int64_t stream, int64_t column,
                              simd::Pair x, int64_t count, bool streaming) {
   if (!to.is_f32) {
-    simd::store_some(token_rows<A>(to.rows, token)[stream] + column, x, count, streaming);
+    simd::store_some(gradient_rows<A>(to, token)[stream] + column, x, count, streaming);
     return;
   }
-  float* row = token_rows<float>(to.rows, token)[stream];
+  float* row = gradient_rows<float>(to, token)[stream];
   simd::store_some(row + column, simd::natural_order<A>(x), count, false);
+}
+
+// A pair of columns of weights W[d] in the lane order of A.
+template <class A, class W>
+EHC_SIMD simd::Pair load_weight(const void* weight, int64_t column, int64_t count) {
+  const simd::Pair w = simd::load_some(static_cast<const W*>(weight) + column, count);
+  if constexpr (std::is_same_v<A, W>) return w;
+  return simd::lane_order<A>(simd::natural_order<W>(w));
 }
 
 // Can outputs be stored past the caches? Every row starts on a cache line.

@@ -39,31 +39,38 @@ struct SublayerKernels {
   void (*normalise_bwd)(const LayerNormBackwardArgs&, int64_t begin, int64_t end,
                         float* grad_weight);
   Range<GradPreArgs> grad_pre;
-  Range<PreApplyBackwardArgs> collapse_bwd;
   Range<SinkhornBackwardArgs> sinkhorn_bwd;
   void (*split_bwd)(const SplitBackwardArgs&, const SplitPartial&, int64_t begin, int64_t end);
   void (*head_mix_bwd)(const HeadMixBackwardArgs&, int64_t begin, int64_t end, float* scale,
                        float* base);
   void (*add_partials)(const PartialSum&);
   Range<ReducePartialsBackwardArgs> reduce_bwd;
-  void (*project_bwd)(const NormFnBackwardArgs&, int64_t begin, int64_t end, float* scratch);
+  void (*project_bwd)(const NormFnBackwardArgs&, const Tile&, float* scratch);
   Range<MergeBackwardArgs> merge_bwd;
   Range<PostBackwardArgs> post_bwd;
 };
 
-#define EHC_KERNELS(isa)                                             \
-  inline constexpr SublayerKernels kSublayer_##isa = {               \
-      &isa::expand_fwd_tile,       &isa::merge_fwd_columns,          \
-      &isa::prenorm_gemm_block,    &isa::reduce_partials_fwd_tokens, \
-      &isa::head_mix_fwd_tokens,   &isa::split_fwd_tokens,           \
-      &isa::sinkhorn_fwd_tokens,   &isa::pre_apply_fwd_tile,         \
-      &isa::layer_norm_rows,       &isa::post_fwd_tile,              \
-      &isa::layer_norm_bwd_tokens, &isa::grad_pre_tokens,            \
-      &isa::pre_apply_bwd_tokens,  &isa::sinkhorn_bwd_tokens,        \
-      &isa::split_bwd_chunk,       &isa::head_mix_bwd_chunk,         \
-      &isa::add_partials,          &isa::reduce_partials_bwd_tokens, \
-      &isa::norm_fn_bwd_columns,   &isa::merge_bwd_columns,          \
-      &isa::post_bwd_tokens};
+#define EHC_KERNELS(isa)                                                                \
+  inline constexpr SublayerKernels kSublayer_##isa = {&isa::expand_fwd_tile,            \
+                                                      &isa::merge_fwd_columns,          \
+                                                      &isa::prenorm_gemm_block,         \
+                                                      &isa::reduce_partials_fwd_tokens, \
+                                                      &isa::head_mix_fwd_tokens,        \
+                                                      &isa::split_fwd_tokens,           \
+                                                      &isa::sinkhorn_fwd_tokens,        \
+                                                      &isa::pre_apply_fwd_tile,         \
+                                                      &isa::layer_norm_rows,            \
+                                                      &isa::post_fwd_tile,              \
+                                                      &isa::layer_norm_bwd_tokens,      \
+                                                      &isa::grad_pre_tokens,            \
+                                                      &isa::sinkhorn_bwd_tokens,        \
+                                                      &isa::split_bwd_chunk,            \
+                                                      &isa::head_mix_bwd_chunk,         \
+                                                      &isa::add_partials,               \
+                                                      &isa::reduce_partials_bwd_tokens, \
+                                                      &isa::norm_fn_bwd_tile,           \
+                                                      &isa::merge_bwd_columns,          \
+                                                      &isa::post_bwd_tokens};
 EHC_EACH_ISA(EHC_KERNELS)
 #undef EHC_KERNELS
 
@@ -77,18 +84,26 @@ inline constexpr SublayerKernels kSublayer_amx = [] {
 #endif
 
 template <class Real>
-inline constexpr SublayerKernels kSublayerReference = {
-    &expand_fwd_reference,           &merge_fwd_reference<Real>,
-    &prenorm_gemm_reference<Real>,   &reduce_partials_fwd_reference<Real>,
-    &head_mix_fwd_reference<Real>,   &split_fwd_reference<Real>,
-    &sinkhorn_fwd_reference<Real>,   &pre_apply_fwd_reference<Real>,
-    &layer_norm_reference<Real>,     &post_fwd_reference<Real>,
-    &layer_norm_bwd_reference<Real>, &grad_pre_reference<Real>,
-    &pre_apply_bwd_reference<Real>,  &sinkhorn_bwd_reference<Real>,
-    &split_bwd_reference<Real>,      &head_mix_bwd_reference<Real>,
-    &add_partials_reference<Real>,   &reduce_partials_bwd_reference<Real>,
-    &norm_fn_bwd_reference<Real>,    &merge_bwd_reference<Real>,
-    &post_bwd_reference<Real>};
+inline constexpr SublayerKernels kSublayerReference = {&expand_fwd_reference,
+                                                       &merge_fwd_reference<Real>,
+                                                       &prenorm_gemm_reference<Real>,
+                                                       &reduce_partials_fwd_reference<Real>,
+                                                       &head_mix_fwd_reference<Real>,
+                                                       &split_fwd_reference<Real>,
+                                                       &sinkhorn_fwd_reference<Real>,
+                                                       &pre_apply_fwd_reference<Real>,
+                                                       &layer_norm_reference<Real>,
+                                                       &post_fwd_reference<Real>,
+                                                       &layer_norm_bwd_reference<Real>,
+                                                       &grad_pre_reference<Real>,
+                                                       &sinkhorn_bwd_reference<Real>,
+                                                       &split_bwd_reference<Real>,
+                                                       &head_mix_bwd_reference<Real>,
+                                                       &add_partials_reference<Real>,
+                                                       &reduce_partials_bwd_reference<Real>,
+                                                       &norm_fn_bwd_reference<Real>,
+                                                       &merge_bwd_reference<Real>,
+                                                       &post_bwd_reference<Real>};
 
 // --- operators that do their work with these kernels ---
 
