@@ -183,7 +183,7 @@ template <class P>
 void expect_saving_changes_no_bit(void (*op)(Context&, const P&), const char* name,
                                   bool keeps_pre) {
   for (const EntryShape& e : entry_shapes()) {
-    for (const std::string& impl : implementations(name)) {
+    for (const std::string& impl : implementations(name, e.s.type)) {
       SCOPED_TRACE(::testing::Message() << impl << " " << e);
       const Seam saves(e);
       run(impl, op, saves.template forward<P>(), 3);
@@ -286,7 +286,7 @@ TEST(SeamBackward, TargetsAreAddedToAlsoInPlace) {
 template <class Backward>
 void expect_once_is_close_to_chain(void (*backward)(Context&, const Backward&), const char* name) {
   const EntryShape e = {{9, 4, 70, DType::f32}, true, true};
-  for (const std::string& impl : implementations(name)) {
+  for (const std::string& impl : implementations(name, e.s.type)) {
     const Seam once(e);
     const Seam chain(e);
     run(impl, backward, once.template backward<Backward>(false, Rounding::once));
@@ -507,7 +507,7 @@ TEST(SeamBroadcastBackward, SavedAndRecomputedStateGiveTheSameBits) {
 
 TEST(SeamBroadcast, SavingChangesNoBit) {
   for (const EntryShape& e : entry_shapes()) {
-    for (const std::string& impl : implementations("mhc.seam_broadcast_fwd")) {
+    for (const std::string& impl : implementations("mhc.seam_broadcast_fwd", e.s.type)) {
       for (const SeamForm form : {SeamForm::classic, SeamForm::single_pass}) {
         SCOPED_TRACE(::testing::Message() << impl << " " << e);
         const Broadcast saves(e);
