@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 
+#include "backends/cpu/cache.h"
 #include "cli/selection.h"
 #include "core/float_formats.h"
 #include "core/tensor_bytes.h"
@@ -122,6 +123,7 @@ class Checker {
                     const std::vector<Scale>& scales, CheckRow& row);
   void check_threads(const CaseInputs& inputs, const RunResult& base, CheckRow& row);
   void check_layouts(const CaseInputs& inputs, const RunResult& base, CheckRow& row);
+  void check_layout(const CaseInputs& inputs, const RunResult& base, Layout layout, CheckRow& row);
   void check_single_tokens(const CaseInputs& inputs, const RunResult& base, CheckRow& row);
   bool sound(const CaseInputs& inputs, const RunResult& result, CheckRow& row);
   void fail_row(const CaseLine& line, CheckRow& row, const std::string& what) {
@@ -177,6 +179,7 @@ bool Checker::sound(const CaseInputs& inputs, const RunResult& result, CheckRow&
 
 void Checker::check_implementation(const CaseInputs& inputs, const RunResult& reference,
                                    const std::vector<Scale>& scales, CheckRow& row) {
+  const PretendedCache small_call(SIZE_MAX);
   const RunResult base = run_case(inputs, inputs.tensors(), context(1),
                                   {row.implementation, Layout::contiguous, 0xcd});
   if (!base.refusal.empty()) {
@@ -227,13 +230,15 @@ void Checker::check_values(const CaseInputs& inputs, const RunResult& reference,
   }
 }
 
-// Another poison at the same time: an element that is never written shows as a difference.
+// Another poison at the same time: an element that is never written shows as a difference. In turn
+// as a large call, whose stores go past the caches, and as a small one.
 void Checker::check_threads(const CaseInputs& inputs, const RunResult& base, CheckRow& row) {
   std::vector<int> counts = {2, 3, 8};
   if (options_.intensity > 1) counts = {2, 3, 4, 5, 6, 7, 8};
   if (options_.device == Device::cuda) counts = {1};
   unsigned char poison = 0x35;
   for (const int threads : counts) {
+    const PretendedCache large_call(threads % 2 == 0 ? 0 : SIZE_MAX);
     const RunResult again = run_case(inputs, inputs.tensors(), context(threads),
                                      {row.implementation, Layout::contiguous, poison++});
     if (!sound(inputs, again, row)) continue;
@@ -251,25 +256,35 @@ void Checker::check_layouts(const CaseInputs& inputs, const RunResult& base, Che
   for (const Layout layout : kLayouts) {
     if (!only.empty() && name_of(layout) != only) continue;
     known = true;
-    if (layout == Layout::contiguous) continue;
-    CaseLine line = inputs.line();
-    line.set("memory", name_of(layout));
-    try {
-      const RunResult other =
-          run_case(inputs, inputs.tensors(), context(1), {row.implementation, layout, 0x5a});
-      if (!other.refusal.empty()) continue;
-      std::string what = other.damage;
-      if (what.empty()) what = differing_bits(inputs, base, other);
-      if (!what.empty()) fail_row(line, row, fmt::format("{} in layout {}", what, name_of(layout)));
-    } catch (const Error& e) {
-      fail_row(line, row, e.what());
-    }
+    if (layout != Layout::contiguous) check_layout(inputs, base, layout, row);
   }
   if (!known) {
     throw Error(ErrorKind::contract,
                 "memory: expected contiguous, strided, padded, misaligned or "
                 "aliased, got '" +
                     only + "'");
+  }
+}
+
+// As a small and as a large call.
+void Checker::check_layout(const CaseInputs& inputs, const RunResult& base, Layout layout,
+                           CheckRow& row) {
+  CaseLine line = inputs.line();
+  line.set("memory", name_of(layout));
+  for (const size_t cache : {SIZE_MAX, size_t{0}}) {
+    const PretendedCache call(cache);
+    try {
+      const RunResult other =
+          run_case(inputs, inputs.tensors(), context(1), {row.implementation, layout, 0x5a});
+      if (!other.refusal.empty()) return;
+      std::string what = other.damage;
+      if (what.empty()) what = differing_bits(inputs, base, other);
+      if (!what.empty()) {
+        return fail_row(line, row, fmt::format("{} in layout {}", what, name_of(layout)));
+      }
+    } catch (const Error& e) {
+      return fail_row(line, row, e.what());
+    }
   }
 }
 

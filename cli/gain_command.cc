@@ -34,14 +34,14 @@ struct Options {
   bool as_json = false;
 };
 
-struct Stack {
+struct GainTable {
   std::string name;
   std::vector<GainRow> rows;
 };
 
-Json to_json(const std::vector<Stack>& stacks) {
+Json to_json(const std::vector<GainTable>& stacks) {
   Json out = Json::object();
-  for (const Stack& stack : stacks) out[stack.name] = gains_json(stack.rows);
+  for (const GainTable& stack : stacks) out[stack.name] = gains_json(stack.rows);
   return out;
 }
 
@@ -53,12 +53,12 @@ std::vector<size_t> shown_depths(size_t layers) {
   return depths;
 }
 
-void print(const std::vector<Stack>& stacks) {
+void print(const std::vector<GainTable>& stacks) {
   fmt::print(
       "worst over all tokens; gains of the product of all layers so far, defects and bound of "
       "the layer\n{:>5}",
       "");
-  for (const Stack& stack : stacks) fmt::print("  {:<54}", stack.name);
+  for (const GainTable& stack : stacks) fmt::print("  {:<54}", stack.name);
   fmt::print("\n{:>5}", "depth");
   for (size_t i = 0; i < stacks.size(); ++i) {
     fmt::print("  {:>10} {:>10} {:>10} {:>10} {:>10}", "forward", "backward", "row def.",
@@ -67,7 +67,7 @@ void print(const std::vector<Stack>& stacks) {
   fmt::print("\n");
   for (const size_t depth : shown_depths(stacks.front().rows.size())) {
     fmt::print("{:>5}", depth);
-    for (const Stack& stack : stacks) {
+    for (const GainTable& stack : stacks) {
       const GainRow& r = stack.rows[depth - 1];
       fmt::print("  {:>10.4g} {:>10.4g} {:>10.3e} {:>10.3e} {:>10.4g}", r.composite_forward,
                  r.composite_backward, r.row_defect, r.column_defect, r.spectral_bound);
@@ -89,7 +89,7 @@ Tensor read_maps(const tables::SafetensorsFile& file, const std::string& path) {
 
 void run(const Options& o) {
   Context context = Context::cpu(o.threads);
-  std::vector<Stack> stacks;
+  std::vector<GainTable> stacks;
   if (!o.in.empty()) {
     const auto file = tables::SafetensorsFile::open(o.in);
     stacks.push_back({o.in, gains_of(context, read_maps(file, o.in))});

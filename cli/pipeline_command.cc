@@ -326,7 +326,7 @@ void add_pipeline_command(CLI::App& app) {
       ->check(CLI::NonNegativeNumber);
   command->add_option("--threads", o->threads, "0: all cores")
       ->envname("EHC_THREADS")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1024));
   command->callback([o] { run(*o); });
 }
 

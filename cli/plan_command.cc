@@ -26,7 +26,7 @@ struct Options {
   bool as_json = false;
 };
 
-struct RecomputePlan {
+struct PlanReport {
   int32_t block_length = 0;
   int64_t terms[2] = {};
   std::vector<int32_t> block_starts;
@@ -36,7 +36,7 @@ struct RecomputePlan {
   double without = 0;
 };
 
-RecomputePlan plan_of(const Options& o) {
+PlanReport plan_of(const Options& o) {
   if (!o.stages.empty()) {
     int64_t sum = 0;
     for (const int64_t layers : o.stages) sum += layers;
@@ -50,7 +50,7 @@ RecomputePlan plan_of(const Options& o) {
       .n = o.streams,
       .d = o.width,
       .stages = o.stages.empty() ? std::span<const int64_t>() : std::span(o.stages)};
-  RecomputePlan plan;
+  PlanReport plan;
   plan.block_starts.resize(static_cast<size_t>(mhc::count_recompute_blocks(params)));
   params.block_length = Tensor(&plan.block_length, DType::i32, {1});
   params.terms = Tensor(plan.terms, DType::i64, {2});
@@ -67,7 +67,7 @@ RecomputePlan plan_of(const Options& o) {
   return plan;
 }
 
-Json to_json(const Options& o, const RecomputePlan& plan) {
+Json to_json(const Options& o, const PlanReport& plan) {
   return {{"layers", o.layers},
           {"streams", o.streams},
           {"width", o.width},
@@ -80,7 +80,7 @@ Json to_json(const Options& o, const RecomputePlan& plan) {
           {"bytes_per_token_of_outputs", static_cast<int64_t>(plan.outputs)}};
 }
 
-void print(const Options& o, const RecomputePlan& plan) {
+void print(const Options& o, const PlanReport& plan) {
   const double real_length =
       std::sqrt(static_cast<double>(o.streams * o.layers) / static_cast<double>(o.streams + 2));
   fmt::print("{} layers of {} streams, width {}, {}\n", o.layers, o.streams, o.width, o.dtype);
@@ -98,7 +98,7 @@ void print(const Options& o, const RecomputePlan& plan) {
 }
 
 void run(const Options& o) {
-  const RecomputePlan plan = plan_of(o);
+  const PlanReport plan = plan_of(o);
   if (o.as_json) {
     fmt::print("{}\n", to_json(o, plan).dump(1));
   } else {

@@ -57,7 +57,7 @@ Stack::Stack(Context& context, const Tensor& streams, const StackConfig& config)
   // Zeros: gradients are added up, and memory that nothing was written to yet is slow.
   const auto zeros = [&](DType dtype, std::initializer_list<int64_t> shape) {
     HostTensor host(context, dtype, shape);
-    std::memset(host.memory.data(), 0, host.memory.bytes());
+    if (host.memory.bytes() > 0) std::memset(host.memory.data(), 0, host.memory.bytes());
     return host;
   };
   const auto f32 = [&](std::initializer_list<int64_t> shape) { return zeros(DType::f32, shape); };

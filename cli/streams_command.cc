@@ -157,7 +157,7 @@ Json maps_json(const Stack& stack, const Options& options) {
   const int64_t sublayers = stack.comb().shape[0];
   const int64_t shown = std::min(options.map_sublayers, sublayers);
   const int64_t begin = std::min(options.map_begin, stack.comb().shape[1]);
-  const int64_t end = std::min(begin + options.map_tokens, stack.comb().shape[1]);
+  const int64_t end = begin + std::min(options.map_tokens, stack.comb().shape[1] - begin);
   Json json{{"first_token", begin}, {"sublayers", Json::array()}};
   for (int64_t i = 0; i < shown; ++i) {
     const int64_t l = shown == 1 ? 0 : i * (sublayers - 1) / (shown - 1);
@@ -278,7 +278,7 @@ void add_streams_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--threads", o->threads, "0: all cores")
       ->envname("EHC_THREADS")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1024));
   command->callback([o] { run(*o); });
 }
 

@@ -38,3 +38,31 @@ def test_every_program_of_the_readme_is_tried():
 def test_pictures_of_the_readme_are_there():
     for path in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README):
         assert (ROOT / path).is_file(), path
+
+
+def headings(family):
+    """Of the page of a family: (names, numbers) of each `### a, b (1.3, 1.4)`; 1.12b-d is three numbers."""
+    page = (ROOT / "docs" / "ops" / f"{family}.md").read_text(encoding="utf-8")
+    for names, numbers in re.findall(r"^### (.+) \(([^()]+)\)$", page, re.MULTILINE):
+        spelled = set()
+        for number in numbers.split(", "):
+            letters = re.fullmatch(r"(.*\d)([a-z])-([a-z])", number)
+            if letters:
+                stem, first, last = letters.groups()
+                spelled |= {stem + chr(code) for code in range(ord(first), ord(last) + 1)}
+            else:
+                spelled.add(number)
+        yield set(names.split(", ")), spelled
+
+
+def test_every_operator_stands_under_the_number_of_its_section(ehc):
+    """In one heading: the number, and the operator by its name or without what tells its directions apart."""
+    pages = {family: list(headings(family)) for family in {name.split(".")[0] for name in ehc.table}}
+    missing = []
+    for name, entry in ehc.table.items():
+        family, operator = name.split(".")
+        names = {operator, re.sub(r"_(fwd|bwd)$", "", operator)}
+        under = [numbers for titles, numbers in pages[family] if names & titles]
+        if entry["section"] != "-" and not any(entry["section"] in numbers for numbers in under):
+            missing.append((name, entry["section"]))
+    assert not missing

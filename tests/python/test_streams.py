@@ -252,6 +252,14 @@ def test_listed_maps(ehc, source, tmp_path):
         assert np.array_equal(np.array(maps[name], np.float32), expected), name
 
 
+def test_more_maps_than_there_are_tokens(ehc, source, tmp_path):
+    """As many as the option can say."""
+    outputs, figures, _ = run_stack(ehc, source, tmp_path, "all", "--sublayers", 2, "--map-begin", 1,
+                                    "--map-tokens", 2**63 - 1)
+    shown = np.array(figures["maps"]["pre"], np.float32)
+    assert np.array_equal(shown, outputs["pre"].decode()[:, 1:])
+
+
 # --- what it refuses ---
 
 

@@ -10,8 +10,9 @@ namespace ehc::mhc {
 
 // The backward of prenorm_gemm, of its sums over splits. With x[t,k] the K = n*d flattened streams,
 // g the group of column k:
-//   grad_residual[t,k] = round(acc + (sum_j grad_mul[t,g,j] * fn[j,k] + 2 * x[t,k] *
-//   grad_sqr[t,g])) grad_fn[j,k] = acc + sum_t grad_mul[t,g,j] * x[t,k]
+//   s[t,k] = sum_j grad_mul[t,g,j] * fn[j,k] + 2 * x[t,k] * grad_sqr[t,g]
+//   grad_residual[t,k] = round(acc + s[t,k])
+//   grad_fn[j,k] = acc + sum_t grad_mul[t,g,j] * x[t,k]
 // The first sum ascends from +0 by fma. The second is over chunks of tokens that T alone decides,
 // each from +0 in token order by fma, added in ascending order. With precision tf32 fn is rounded
 // as in the forward; the token side never is. The axis G is there in both gradients or in neither.

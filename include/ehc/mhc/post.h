@@ -30,9 +30,10 @@ EHC_API void post_fwd(Context& context, const PostForward& params);
 EHC_API size_t workspace_bytes(const Context& context, const PostForward& params);
 
 // With g_o = grad_new_residual[t,o], y = layer_output[t], b_i = residual[t,i]:
-//   grad_layer_output[t,:] = round(sum_o post[t,o] * g_o)    grad_post[t,o] = sum over d of y * g_o
-//   grad_residual[t,i,:] = round(sum_o comb[t,i,o] * g_o)    grad_comb[t,i,o] = sum over d of b_i *
-//   g_o
+//   grad_layer_output[t,:] = round(sum_o post[t,o] * g_o)
+//   grad_residual[t,i,:] = round(sum_o comb[t,i,o] * g_o)
+//   grad_post[t,o] = sum over d of y * g_o
+//   grad_comb[t,i,o] = sum over d of b_i * g_o
 // Sums over streams are those of the forward: ascending o from +0, by fma. All are written, none is
 // added to. Aliasing: none. Determinism: the two activations are class E; grad_post and grad_comb
 // are class R per implementation: their sum is a tree that depends on d alone. A token depends on

@@ -168,8 +168,8 @@ EHC_API void seam_broadcast_fwd(Context& context, const SeamBroadcastForward& pa
 EHC_API size_t workspace_bytes(const Context& context, const SeamBroadcastForward& params);
 
 // The gradients of seam_broadcast_fwd, fp32 between its steps (rounding once):
-//   grad_hidden[t,:] = round(sum_i grad_residual[t,i,:] + (sum_i pre_i) g + (sum_j m_j f_j + 2 x
-//   q))
+//   p = sum_j m_j f_j + 2 x q
+//   grad_hidden[t,:] = round(sum_i grad_residual[t,i,:] + (sum_i pre_i) g + p)
 // with f the summed fn and without the factor of g in the single_pass form; each part of fn has the
 // gradient of the sum. Absent upstream gradients count as zeros. Aliasing: a gradient of a
 // parameter may be the very same view as its target; all else apart.

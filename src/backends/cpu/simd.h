@@ -92,8 +92,8 @@ EHC_SIMD void store_some(A* p, Pair x, int64_t count, bool streaming) {
   }
 }
 
-// Copies bits, not values, so that no NaN changes; past the caches when `streaming`, for which both
-// ends must allow it.
+// Copies bits, not values, so that no NaN changes; past the caches when `streaming`, for which `to`
+// must allow it.
 EHC_SIMD void move_bits(void* to, const void* from, size_t bytes, bool streaming) {
   constexpr size_t kStep = kPair * sizeof(float);
   size_t done = 0;

@@ -85,11 +85,11 @@ size_t workspace(const Call& call) {
 
 // Rows from token `first` on.
 Coefficients from_token(Coefficients rows, int64_t first) {
-  rows.data += first * rows.token_stride;
+  if (rows.data != nullptr) rows.data += first * rows.token_stride;
   return rows;
 }
 GroupRows from_token(GroupRows rows, int64_t first) {
-  rows.data += first * rows.token_stride;
+  if (rows.data != nullptr) rows.data += first * rows.token_stride;
   return rows;
 }
 

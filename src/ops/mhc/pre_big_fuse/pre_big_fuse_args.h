@@ -11,7 +11,7 @@ struct LayerNormArgs {
   StreamRows rows;                  // A[T,d]
   StreamRows out;                   // A[T,d]; may be rows
   DType weight_type = DType::none;  // bf16 or f32
-  const void* weight = nullptr;     // W[d]; null: no norm
+  const void* weight = nullptr;     // W[d]
   float eps = 0;
   bool streaming = false;  // store past the caches where rows allow it; no bit depends on it
 };

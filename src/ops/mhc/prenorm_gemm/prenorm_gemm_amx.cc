@@ -39,7 +39,7 @@ inline constexpr float kSecondScale = 0x1p7f, kThirdScale = 0x1p8f;  // the thir
 static_assert(kPrenormGroup == 2 * kTileRows && kTileDepth == kPair && 2 * kMixes == kTileRows);
 
 // Tiles: sums of whole and half tiles of parts with two tiles of tokens, those, and the parts.
-enum Tile { kWhole0, kWhole1, kHalf0, kHalf1, kTokens0, kTokens1, kWholeParts, kHalfParts };
+enum Register { kWhole0, kWhole1, kHalf0, kHalf1, kTokens0, kTokens1, kWholeParts, kHalfParts };
 inline constexpr simd::TileShapes kShapes = {.rows = {16, 16, 8, 8, 16, 16, 16, 8}};
 
 // Parts of columns 0, 2, ... and 1, 3, ... as pairs of bf16.

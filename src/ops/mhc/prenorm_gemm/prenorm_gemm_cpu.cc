@@ -3,10 +3,10 @@
 //   mul[s,t,g,j] = sum of x[t,k] fn[j,k], sqr[s,t,g] = sum of x[t,k]^2, over columns k in (s, g)
 //   x A[T,n,d] as [T,K], fn F32[M,K]; mul F32[S,T,G,M], sqr F32[S,T,G]
 //
-// Bytes: x once, fn once for 64 tokens (from a cache), 4*S*G*(M+1) written a token.
+// Bytes: x once, fn once for up to 256 tokens (from a cache), 4*S*G*(M+1) written a token.
 // Algorithm: lanes are columns of a chunk of 512. fn of a chunk is put in the lane order of A (and
-// rounded to TF32 where asked for) for 64 tokens; a tile of kWide mixes and two tokens stays in
-// registers for the chunk, its lanes are then added. Sums of chunks meet in a pairwise tree of
+// rounded to TF32 where asked for) for up to 256 tokens; a tile of kWide mixes and two tokens stays
+// in registers for the chunk, its lanes are then added. Sums of chunks meet in a pairwise tree of
 // which a split is a node.
 // Class B: a sum depends on its token's columns alone. Lanes go by the place in the chunk.
 #include <type_traits>

@@ -172,9 +172,10 @@ class EntryBackward {
                       collapse_back(chunk, begin, end);
                       coefficients_back(chunk, begin, end);
                     });
-    add(a_.is_head ? 1 : kScales, scale_, b_.parameters.scale);
-    add(a_.mixes, base_, b_.parameters.base);
-    if (a_.has_layer_norm()) add(sizes_.hidden, layer_norm_, b_.parameters.layer_norm_weight);
+    add(a_.is_head ? 1 : kScales, kScales, scale_, b_.parameters.scale);
+    add(a_.mixes, a_.mixes, base_, b_.parameters.base);
+    if (a_.has_layer_norm())
+      add(sizes_.hidden, sizes_.hidden, layer_norm_, b_.parameters.layer_norm_weight);
   }
 
   // Of fn and its norm weight, from the gradient of the factors.
@@ -278,9 +279,8 @@ class EntryBackward {
     }
   }
 
-  void add(int64_t width, const float* partial, const VectorGradient& g) const {
-    // Partials of scales lie kScales apart, all others side by side.
-    const int64_t stride = partial == scale_ ? kScales : width;
+  // Partials F32[P,width], `stride` apart.
+  void add(int64_t width, int64_t stride, const float* partial, const VectorGradient& g) const {
     kernels_.add_partials(
         {chunks_of_tokens(sizes_.tokens), width, partial, stride, g.target, g.gradient});
   }

@@ -67,8 +67,7 @@ EHC_SIMD simd::Pair load_weight(const void* weight, int64_t column, int64_t coun
 // Can outputs be stored past the caches? Every row starts on a cache line.
 template <class A>
 EHC_SIMD bool can_stream(const StreamRows& rows) {
-  return simd::can_stream(rows.data) && rows.token_stride * sizeof(A) % 64 == 0 &&
-         rows.stream_stride * sizeof(A) % 64 == 0;
+  return simd::rows_can_stream<A>(rows.data, rows.token_stride, rows.stream_stride);
 }
 
 // A token's coefficients side by side: F32[n], or F32[n,n] with [i,o] at i*n + o.
