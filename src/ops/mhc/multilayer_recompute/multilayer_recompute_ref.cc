@@ -7,11 +7,6 @@
 namespace ehc::mhc {
 
 template <class Real>
-void pre_apply_fwd_reference(const PreApplyForwardArgs& args, const Tile& tile);
-template <class Real>
-void post_fwd_reference(const PostForwardArgs& args, const Tile& tile);
-
-template <class Real>
 void recompute_reference(const RecomputeArgs& a, const Tile& tile) {
   StreamRows x = a.residual;
   for (int64_t l = 0; l < a.layer_count; ++l) {
