@@ -1,0 +1,14 @@
+// Runs an operator's CUDA kernel on the device and stream of a call's context.
+#pragma once
+
+#include "core/operator.h"
+
+namespace ehc {
+
+// `MakeArgs(call)` are the arguments of `Launch(args, device, stream)`, which enqueues and returns.
+template <auto MakeArgs, auto Launch>
+void run_on_device(const Call& call) {
+  Launch(MakeArgs(call), call.context.device_index(), call.context.stream());
+}
+
+}  // namespace ehc
