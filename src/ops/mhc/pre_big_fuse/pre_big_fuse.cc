@@ -1,6 +1,7 @@
 #include "ehc/mhc/pre_big_fuse.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/registry.h"
 #include "core/workspace.h"
 #include "ops/mhc/pre_apply/pre_apply_args.h"
@@ -14,6 +15,8 @@
 #include "ops/mhc/split/split_args.h"
 
 namespace ehc::mhc {
+
+void pre_big_fuse_cuda(const BigFuseArgs& args, int device, void* stream);
 
 namespace {
 
@@ -115,6 +118,21 @@ struct BlockArgs {
   }
 };
 
+// The last step but for pre, and what follows it.
+PreApplyForwardArgs collapse_args(const P& p, const StreamSizes& sizes) {
+  const bool normalises = p.layer_norm_weight.present();
+  return {.sizes = sizes,
+          .residual = stream_rows(p.residual),
+          .pre = {},
+          .layer_input = stream_rows(p.layer_input),
+          .streaming = !normalises && exceeds_cache(sizes, sizes.streams + 1)};
+}
+
+LayerNormArgs norm_args(const P& p, const StreamSizes& sizes) {
+  return {sizes, stream_rows(p.layer_input), p.layer_norm_weight.dtype, p.layer_norm_weight.data,
+          static_cast<float>(p.layer_norm_eps.value_or(0))};
+}
+
 template <auto Reduce, auto Split, auto Sinkhorn, auto Collapse, auto Normalise>
 void run(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);
@@ -133,19 +151,13 @@ void run(const Call& call) {
     }
   });
 
-  const bool normalises = p.layer_norm_weight.present();
-  const PreApplyForwardArgs collapse = {
-      .sizes = sizes,
-      .residual = stream_rows(p.residual),
-      .pre = {scratch.pre, sizes.streams, 0},
-      .layer_input = stream_rows(p.layer_input),
-      .streaming = !normalises && exceeds_cache(sizes, sizes.streams + 1)};
-  if (!normalises) {
+  PreApplyForwardArgs collapse = collapse_args(p, sizes);
+  collapse.pre = {scratch.pre, sizes.streams, 0};
+  if (!p.layer_norm_weight.present()) {
     for_each_tile(call.context, sizes, [&](const Tile& tile) { Collapse(collapse, tile); });
     return;
   }
-  const LayerNormArgs norm = {sizes, collapse.layer_input, p.layer_norm_weight.dtype,
-                              p.layer_norm_weight.data, static_cast<float>(*p.layer_norm_eps)};
+  const LayerNormArgs norm = norm_args(p, sizes);
   parallel_for(call.context, sizes.tokens, tokens_of_grain(sizes), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       Collapse(collapse, Tile{t, t + 1, 0, sizes.hidden});
@@ -154,7 +166,26 @@ void run(const Call& call) {
   });
 }
 
+#if EHC_HAS_CUDA
+BigFuseArgs fused_args(const Call& call) {
+  const P& p = *static_cast<const P*>(call.params);
+  const StreamSizes sizes = stream_sizes(call.bound);
+  Workspace none(nullptr);
+  const Scratch scratch(none, call.bound, 0);
+  const BlockArgs steps(p, call.bound, 0, scratch, 0);
+  return {steps.reduce,
+          steps.split,
+          steps.sinkhorn.rule,
+          steps.sinkhorn.comb,
+          collapse_args(p, sizes),
+          norm_args(p, sizes)};
+}
+#endif
+
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&fused_args, &pre_big_fuse_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                        \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>,                                  \
    &run<&isa::reduce_partials_fwd_tokens, &isa::split_fwd_tokens, &isa::sinkhorn_fwd_tokens, \

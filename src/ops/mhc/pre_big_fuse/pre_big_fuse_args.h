@@ -2,7 +2,11 @@
 #pragma once
 
 #include "backends/cpu/kernel.h"
+#include "ops/mhc/pre_apply/pre_apply_args.h"
+#include "ops/mhc/reduce_partials/reduce_partials_args.h"
 #include "ops/mhc/shared/stream_rows.h"
+#include "ops/mhc/sinkhorn/sinkhorn_args.h"
+#include "ops/mhc/split/split_args.h"
 
 namespace ehc::mhc {
 
@@ -12,6 +16,16 @@ struct LayerNormArgs {
   DType weight_type = DType::none;  // bf16 or f32
   const void* weight = nullptr;     // W[d]; null: no norm
   float eps = 0;
+};
+
+// All of it, for a kernel that does it in one go. `split.pre` and `split.comb_logits` are not used.
+struct BigFuseArgs {
+  ReducePartialsForwardArgs reduce;
+  SplitForwardArgs split;
+  SinkhornRule sinkhorn;
+  Coefficients comb;             // F32[T,n,n]
+  PreApplyForwardArgs collapse;  // without coefficients
+  LayerNormArgs norm;            // null weight: none
 };
 
 // Tokens [begin, end).

@@ -123,8 +123,10 @@ struct ColumnCut {
   dim3 grid, block;       // block.y tokens of block.x packs each
 };
 
+inline constexpr int kMostColumnThreads = 256;
+
 inline ColumnCut cut_columns(const StreamSizes& sizes) {
-  constexpr int64_t kThreads = 256;
+  constexpr int64_t kThreads = kMostColumnThreads;
   const int64_t packs =
       cuda::packs_of(sizes.hidden, 16 / static_cast<int>(size_of(sizes.activation)));
   const int64_t column_blocks = (packs + kThreads - 1) / kThreads;
@@ -140,11 +142,11 @@ struct Place {
   int64_t token, column, count;  // `count` columns exist from `column` on; none: no work
 
   template <class A>
-  __device__ __forceinline__ static Place of_thread(const StreamSizes& sizes,
-                                                    int64_t column_blocks) {
+  __device__ __forceinline__ static Place of_thread(const StreamSizes& sizes, int64_t column_blocks,
+                                                    unsigned block = blockIdx.x) {
     const unsigned cut = static_cast<unsigned>(column_blocks);
-    const int64_t token = static_cast<int64_t>(blockIdx.x / cut) * blockDim.y + threadIdx.y;
-    const int64_t pack = static_cast<int64_t>(blockIdx.x % cut) * blockDim.x + threadIdx.x;
+    const int64_t token = static_cast<int64_t>(block / cut) * blockDim.y + threadIdx.y;
+    const int64_t pack = static_cast<int64_t>(block % cut) * blockDim.x + threadIdx.x;
     const int64_t count = token < sizes.tokens ? sizes.hidden - pack * kWidth<A> : 0;
     return {token, pack * kWidth<A>, count};
   }

@@ -17,7 +17,9 @@
 #include "ops/mhc/shared/pairwise_sum.h"
 #include "ops/mhc/sinkhorn/sinkhorn_args.h"
 
-#if defined(__GNUC__) && !defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
+#define EHC_UNROLL_STREAMS _Pragma("unroll")
+#elif defined(__GNUC__) && !defined(__CUDACC__)
 #define EHC_UNROLL_STREAMS _Pragma("GCC unroll 8")
 #else
 #define EHC_UNROLL_STREAMS
@@ -290,6 +292,75 @@ EHC_HD void sinkhorn_log_back(const SinkhornRule& rule, const V* logits, const V
     sinkhorn_log_iterate<kStreams>(rule, logits, of_rows, of_rows - n, y);
     sinkhorn_log_half_step_back<kStreams, true>(rule, y, grad);
   }
+}
+
+// --- one matrix from end to end, for scalars ---
+
+template <class V>
+struct ScalarDivision {
+  EHC_HD auto operator()(V divisor) const {
+    return [divisor](V x) { return x / divisor; };
+  }
+};
+
+template <Scalar V>
+EHC_HD SinkhornConstants<V> sinkhorn_constants(const SinkhornRule& rule) {
+  return {V(0), V(1), V(rule.eps)};
+}
+
+// From what sinkhorn_start made to the last iterate; `divisors` [repeat, 2, n] or null.
+template <int kStreams, Scalar V>
+EHC_HD void sinkhorn_iterate_scalars(const SinkhornRule& rule, V* y, V* divisors) {
+  const SinkhornConstants<V> constants = sinkhorn_constants<V>(rule);
+  const auto rounds = [&](V* iterate, V* of_round) {
+    for (int64_t round = 0; round < whole_rounds(rule); ++round) {
+      sinkhorn_round<kStreams>(rule, constants, ScalarDivision<V>{}, iterate, of_round);
+      if (of_round != nullptr) of_round += 2 * rule.streams;
+    }
+  };
+  sinkhorn_iterate<kStreams>(rule, constants, ScalarDivision<V>{}, rounds, y, divisors);
+}
+
+// comb of logits
+template <int kStreams, Scalar V>
+EHC_HD void sinkhorn_matrix(const SinkhornRule& rule, const V* logits, V* y) {
+  if (rule.form != SinkhornForm::log) {
+    sinkhorn_start<kStreams>(rule, logits, y);
+    sinkhorn_iterate_scalars<kStreams, V>(rule, y, nullptr);
+    return;
+  }
+  constexpr int kLines = kStreams == 0 ? kMaxStreams : kStreams;
+  V of_rows[kLines];
+  V of_columns[kLines];
+  for (int64_t line = 0; line < kLines; ++line) of_columns[line] = 0;
+  for (int64_t round = 0; round < rule.repeat; ++round) {
+    sinkhorn_log_half_step<kStreams, true>(rule, logits, of_columns, of_rows);
+    sinkhorn_log_half_step<kStreams, false>(rule, logits, of_rows, of_columns);
+  }
+  sinkhorn_log_iterate<kStreams>(rule, logits, of_rows, of_columns, y);
+}
+
+// Room for what the way back needs of the way there: divisors or potentials.
+template <int kStreams, int kRepeat>
+inline constexpr int kSinkhornTrace = (2 * kRepeat + 1) * (kStreams == 0 ? kMaxStreams : kStreams);
+
+// `grad` of comb becomes that of the logits; `trace` has kSinkhornTrace.
+template <int kStreams, Scalar V>
+EHC_HD void sinkhorn_matrix_back(const SinkhornRule& rule, const V* logits, V* trace, V* grad) {
+  constexpr int kRoom = kStreams == 0 ? kMaxMatrix : kStreams * kStreams;
+  const SinkhornConstants<V> constants = sinkhorn_constants<V>(rule);
+  V y[kRoom];
+  if (rule.form == SinkhornForm::log) {
+    sinkhorn_log_iterate_all<kStreams>(rule, constants, logits, trace);
+    sinkhorn_log_back<kStreams>(rule, logits, trace, y, grad);
+    return;
+  }
+  V start[kRoom];
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  sinkhorn_start<kStreams>(rule, logits, start);
+  for (int64_t e = 0; e < n * n; ++e) y[e] = start[e];
+  sinkhorn_iterate_scalars<kStreams, V>(rule, y, trace);
+  sinkhorn_iterate_back<kStreams>(rule, constants, trace, start, y, grad);
 }
 
 }  // namespace ehc::mhc

@@ -1,0 +1,90 @@
+// What leads from the sums of a projection to the coefficients of a token, step by step, for the
+// operators of a step and for the one that fuses them: same functions, same bits.
+#pragma once
+
+#include "ops/mhc/reduce_partials/reduce_partials_args.h"
+#include "ops/mhc/shared/pairwise_sum.h"
+#include "ops/mhc/shared/stream_rows.cuh"
+#include "ops/mhc/sinkhorn/sinkhorn_math.h"
+#include "ops/mhc/split/split_args.h"
+#include "ops/mhc/split/split_math.h"
+
+namespace ehc::mhc {
+
+// --- 2.4, sums over splits ---
+
+__device__ __forceinline__ float* element_of(const GroupRows& rows, int64_t token, int64_t group,
+                                             int64_t j) {
+  return rows.data + token * rows.token_stride + group * rows.group_stride + j;
+}
+
+__device__ __forceinline__ float sum_of_splits(const GroupRows& partial, int64_t splits, int64_t t,
+                                               int64_t g, int64_t j) {
+  const float* first = element_of(partial, t, g, j);
+  if (splits == 1) return *first;
+  return pairwise_sum(splits, 0.0f, [&](int64_t s) { return first[s * partial.split_stride]; });
+}
+
+// Mixes [first, first + count) of a token, `count` known to the compiler if it can be.
+__device__ __forceinline__ void reduce_mixes(const ReducePartialsForwardArgs& a, int64_t t,
+                                             int64_t first, int count, float* mixed) {
+#pragma unroll
+  for (int j = 0; j < count; ++j) mixed[j] = 0;
+  for (int64_t g = 0; g < a.groups; ++g) {
+    const float sqr = sum_of_splits(a.sqr_partial, a.splits, t, g, 0);
+    const float factor = rms_factor(a.rms, sqr);
+    if (a.sqr.data != nullptr && first == 0) *element_of(a.sqr, t, g, 0) = sqr;
+#pragma unroll
+    for (int j = 0; j < count; ++j) {
+      const float mul = sum_of_splits(a.mul_partial, a.splits, t, g, first + j);
+      if (a.mul.data != nullptr) *element_of(a.mul, t, g, first + j) = mul;
+      mixed[j] = fmaf(mul, factor, mixed[j]);
+    }
+  }
+}
+
+// --- 2.6, what mixes mean ---
+
+__device__ __forceinline__ float split_logit(const SplitForwardArgs& a, int64_t segment, int64_t j,
+                                             float mix) {
+  return mix_logit(mix, a.scale[segment], a.base[j]);
+}
+__device__ __forceinline__ float split_pre(const SplitForwardArgs& a, int64_t i, float mix) {
+  return mix_gate(split_logit(a, 0, i, mix), 1.0f, a.pre_eps);
+}
+__device__ __forceinline__ float split_post(const SplitForwardArgs& a, int64_t i, float mix) {
+  return mix_gate(split_logit(a, 1, a.streams + i, mix), a.post_mult, 0.0f);
+}
+__device__ __forceinline__ float split_comb(const SplitForwardArgs& a, int64_t e, float mix) {
+  return split_logit(a, 2, 2 * a.streams + e, mix);
+}
+
+// --- matrices of a token in registers ---
+
+template <int kStreams>
+inline constexpr int kMatrixRoom = kRoom<kStreams>* kRoom<kStreams>;
+
+// [i,o] at i*n + o.
+template <int kStreams>
+__device__ __forceinline__ void load_matrix(const Coefficients& from, int64_t token,
+                                            int64_t streams, float (&to)[kMatrixRoom<kStreams>]) {
+  const int n = count_of<kStreams>(streams);
+  const float* first = from.data + token * from.token_stride;
+#pragma unroll
+  for (int i = 0; i < n; ++i) load_line<kStreams>(first + i * from.row_stride, n, to + i * n);
+}
+
+template <int kStreams>
+__device__ __forceinline__ void store_matrix(const float (&from)[kMatrixRoom<kStreams>],
+                                             int64_t token, int64_t streams,
+                                             const Coefficients& to) {
+  const int n = count_of<kStreams>(streams);
+  float* first = to.data + token * to.token_stride;
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+#pragma unroll
+    for (int o = 0; o < n; ++o) first[i * to.row_stride + o] = from[i * n + o];
+  }
+}
+
+}  // namespace ehc::mhc
