@@ -4,7 +4,8 @@
 #                                       that it needs and this script, into DIR
 #   DIR/gpu_check.sh PART OUT           on the GPU machine: a part, its record into the folder OUT
 # Parts, each under 8 minutes: check (every CUDA implementation against the reference), sanitize
-# (compute-sanitizer over a few cases; REFUSED where the tool does not run), bench (JSON and Markdown).
+# bits (what CPU and CUDA must have in common), sanitize (compute-sanitizer over a few cases; REFUSED
+# where the tool does not run), bench (JSON and Markdown).
 # More options of `ehc check` and `ehc bench` come from EHC_CHECK and EHC_BENCH, and names of operators.
 set -euo pipefail
 
@@ -16,7 +17,9 @@ pack() {
   ldd "$build/bin/ehc" | awk '$2 == "=>" && $1 !~ /^lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so/ {print $1, $3}' |
     while read -r name path; do strip -o "$to/lib/$name" "$path"; done
   cp benches/cuda/*.txt "$to"
-  cp "$0" "$to/gpu_check.sh"
+  cp tools/gpu_check.sh tools/gpu_bits.py "$to"
+  mkdir -p "$to/golden"
+  cp tests/golden/mhc.*.safetensors "$to/golden"
   git describe --always --dirty >"$to/commit"
   du -sh "$to"
 }
@@ -68,7 +71,7 @@ if [[ ${1:-} == pack ]]; then
   exit
 fi
 
-part=${1:?pack, check, sanitize or bench}
+part=${1:?pack, check, bits, sanitize or bench}
 out=${2:?a folder for the record}
 shift 2
 here=$(cd "$(dirname "$0")" && pwd)
@@ -79,11 +82,12 @@ read -ra check_options <<<"${EHC_CHECK:-}"
 read -ra bench_options <<<"${EHC_BENCH:-}"
 case $part in
   check) record check "$here/ehc" check --device cuda "${check_options[@]}" "$@" ;;
+  bits) record bits python3 "$here/gpu_bits.py" "$here/ehc" "$here/golden" ;;
   sanitize) sanitize ;;
   bench)
     cat "$here"/*.txt >"$out/bench.cases"
     record bench "$here/ehc" bench --device cuda --cases "$out/bench.cases" --json "$out/bench.json" \
       "${bench_options[@]}" "$@"
     ;;
-  *) echo "gpu_check: expected pack, check, sanitize or bench, got '$part'" >&2 && exit 2 ;;
+  *) echo "gpu_check: expected pack, check, bits, sanitize or bench, got '$part'" >&2 && exit 2 ;;
 esac

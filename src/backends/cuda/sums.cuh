@@ -13,7 +13,8 @@ inline constexpr unsigned kAllLanes = 0xffffffffU;
 namespace detail {
 
 // At every distance a lane hands half of its sums to the other lane and keeps the rest, so that K
-// sums take about K shuffles instead of 5 K.
+// sums take about K shuffles instead of 5 K. `count` sums from the `first` on end up in the lane,
+// at most kSumsOfLane.
 template <int kCount, int kDistance>
 __device__ __forceinline__ void halve(float* sum, int& first, int& count) {
   constexpr int kHalf = (kCount + 1) / 2;
@@ -29,6 +30,9 @@ __device__ __forceinline__ void halve(float* sum, int& first, int& count) {
   count = upper ? count - kHalf : min(count, kHalf);
   if constexpr (kDistance > 1) halve<kHalf, kDistance / 2>(sum, first, count);
 }
+
+template <int kCount>
+inline constexpr int kSumsOfLane = (kCount + kWarp - 1) / kWarp;
 
 }  // namespace detail
 
@@ -46,11 +50,17 @@ __device__ __forceinline__ void block_sums(float (&sum)[kCount], SumRoom<kCount,
   int first = 0;
   int count = kCount;
   detail::halve<kCount, kWarp / 2>(sum, first, count);
-  if (blockDim.x == kWarp) {
-    if (count > 0) use(first, sum[0]);
-    return;
+  const bool alone = blockDim.x == kWarp;
+#pragma unroll
+  for (int i = 0; i < detail::kSumsOfLane<kCount>; ++i) {
+    if (i >= count) continue;
+    if (alone) {
+      use(first + i, sum[i]);
+    } else {
+      room.of_warp[threadIdx.x / kWarp][first + i] = sum[i];
+    }
   }
-  if (count > 0) room.of_warp[threadIdx.x / kWarp][first] = sum[0];
+  if (alone) return;
   __syncthreads();
   for (int k = threadIdx.x; k < kCount; k += blockDim.x) {
     float total = room.of_warp[0][k];

@@ -37,9 +37,9 @@ struct Backward {
   static constexpr int kSegments = 1;
   __device__ int begin_of(int segment) const { return segment * static_cast<int>(a.streams); }
   __device__ MixGradient at(int64_t t, int64_t j) const {
-    const float mix = a.mixes.data[t * a.mixes.token_stride + j];
+    const float mix = __ldg(a.mixes.data + t * a.mixes.token_stride + j);
     const float grad = mix_gate_gradient(mix_logit(mix, *a.scale, a.base[j]), 1.0f,
-                                         a.grad_pre.data[t * a.grad_pre.token_stride + j]);
+                                         __ldg(a.grad_pre.data + t * a.grad_pre.token_stride + j));
     a.grad_mixes.data[t * a.grad_mixes.token_stride + j] = grad * *a.scale;
     return {grad, mix};
   }

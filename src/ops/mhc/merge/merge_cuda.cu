@@ -5,7 +5,7 @@
 //   fn, fn' and gradients F32[M,K], w and grad_w F32[K]
 //
 // Bytes: forward 8*M*K + 4*K, backward 12*M*K + 8*K, with targets 16*M*K + 12*K.
-// Algorithm: a thread per column, its rows one after the other.
+// Algorithm: a thread per column, which reads several of its rows before it writes them.
 // Class E; the sum of grad_w runs over ascending j.
 #include "backends/cuda/launch.cuh"
 #include "ops/mhc/merge/merge_args.h"
@@ -14,14 +14,24 @@ namespace ehc::mhc {
 
 namespace {
 
+// Rows whose elements are on their way at once.
+constexpr int kRows = 8;
+
 struct Forward {
   MergeForwardArgs a;
 
   __device__ void operator()(int64_t k) const {
-    const float weight = a.norm_weight[k];
-#pragma unroll 8
-    for (int64_t j = 0; j < a.mixes; ++j) {
-      a.merged.data[j * a.merged.stride + k] = a.fn.data[j * a.fn.stride + k] * weight;
+    const float weight = __ldg(a.norm_weight + k);
+    for (int64_t first = 0; first < a.mixes; first += kRows) {
+      float fn[kRows];
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        if (first + j < a.mixes) fn[j] = __ldg(a.fn.data + (first + j) * a.fn.stride + k);
+      }
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        if (first + j < a.mixes) a.merged.data[(first + j) * a.merged.stride + k] = fn[j] * weight;
+      }
     }
   }
 };
@@ -30,17 +40,28 @@ struct Backward {
   MergeBackwardArgs a;
 
   __device__ void operator()(int64_t k) const {
-    const float weight = a.norm_weight[k];
+    const float weight = __ldg(a.norm_weight + k);
+    const float* target = a.grad_fn_acc.data;
+    const float before_weight = a.grad_weight_acc != nullptr ? a.grad_weight_acc[k] : 0.0f;
     float sum = 0;
-#pragma unroll 4
-    for (int64_t j = 0; j < a.mixes; ++j) {
-      const float grad = a.grad_merged.data[j * a.grad_merged.stride + k];
-      const float* target = a.grad_fn_acc.data;
-      const float before = target != nullptr ? target[j * a.grad_fn_acc.stride + k] : 0.0f;
-      sum = fmaf(grad, a.fn.data[j * a.fn.stride + k], sum);
-      a.grad_fn.data[j * a.grad_fn.stride + k] = fmaf(grad, weight, before);
+    for (int64_t first = 0; first < a.mixes; first += kRows) {
+      float grad[kRows], fn[kRows], before[kRows];
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        const int64_t row = first + j;
+        if (row >= a.mixes) continue;
+        grad[j] = __ldg(a.grad_merged.data + row * a.grad_merged.stride + k);
+        fn[j] = __ldg(a.fn.data + row * a.fn.stride + k);
+        before[j] = target != nullptr ? target[row * a.grad_fn_acc.stride + k] : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        if (first + j >= a.mixes) continue;
+        sum = fmaf(grad[j], fn[j], sum);
+        a.grad_fn.data[(first + j) * a.grad_fn.stride + k] = fmaf(grad[j], weight, before[j]);
+      }
     }
-    a.grad_weight[k] = (a.grad_weight_acc != nullptr ? a.grad_weight_acc[k] : 0.0f) + sum;
+    a.grad_weight[k] = before_weight + sum;
   }
 };
 

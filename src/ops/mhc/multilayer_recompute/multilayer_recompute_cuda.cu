@@ -5,10 +5,9 @@
 //
 // Bytes a token in 16-bit types, Ll inputs and Lp posts: 2nd + Ll(4n+2d) + Lp(2d+4n+4n^2+2nd).
 // Algorithm: columns are independent, so a thread takes 16 bytes of columns of a token through all
-// layers with its streams in registers; the next layer's output is read meanwhile. The layers come
-// as a kernel argument.
-// Class E: the steps are those of pre_apply and post, and each residual is rounded before the next
-// layer reads it.
+// layers with its streams in registers; what it reads of the next layer is on its way meanwhile.
+// The layers come as a kernel argument. Class E: the steps are those of pre_apply and post, and
+// each residual is rounded before the next layer reads it.
 #include "ops/mhc/multilayer_recompute/multilayer_recompute_args.h"
 #include "ops/mhc/post/post_math.h"
 #include "ops/mhc/pre_apply/pre_apply_math.h"
@@ -22,41 +21,50 @@ struct Layers {
   RecomputeLayer layer[kRecomputedTogether];
 };
 
+// What a thread reads of a layer.
 template <class A, int kStreams, bool kVector>
-__global__ void recompute(const __grid_constant__ StreamSizes sizes,
-                          const __grid_constant__ StreamRows residual,
-                          const __grid_constant__ Layers layers, int layer_count,
-                          int64_t column_blocks) {
+struct LayerInputs {
+  StreamVector<kStreams> pre, post;
+  StreamMatrix<kStreams> comb;
+  Pack y;
+
+  __device__ __forceinline__ void load(const RecomputeLayer& layer, const Place& at, int n) {
+    pre.load(layer.pre, at.token, n);
+    if (!layer.has_post) return;
+    y = cuda::load_pack<kVector>(row_of<const A>(layer.layer_output, at.token) + at.column,
+                                 at.count);
+    post.load(layer.post, at.token, n);
+    comb.load(layer.comb, at.token, n);
+  }
+};
+
+template <class A, int kStreams, bool kVector>
+__global__ void __launch_bounds__(kMostColumnThreads)
+    recompute(const __grid_constant__ StreamSizes sizes,
+              const __grid_constant__ StreamRows residual, const __grid_constant__ Layers layers,
+              int layer_count, int64_t column_blocks) {
   const Place at = Place::of_thread<A>(sizes, column_blocks);
   if (at.count <= 0) return;
   const int n = count_of<kStreams>(sizes.streams);
-  const auto layer_output = [&](int l) {
-    const RecomputeLayer& layer = layers.layer[l];
-    if (l == layer_count || !layer.has_post) return Pack{};
-    return cuda::load_pack<kVector>(row_of<const A>(layer.layer_output, at.token) + at.column,
-                                    at.count);
-  };
   Pack x[kRoom<kStreams>];
   load_streams<kStreams, kVector, A>(residual, at.token, at.column, at.count, n, x);
-  Pack y = layer_output(0);
+  LayerInputs<A, kStreams, kVector> now, next;
+  now.load(layers.layer[0], at, n);
   for (int l = 0; l < layer_count; ++l) {
     const RecomputeLayer& layer = layers.layer[l];
-    const Pack next_y = layer_output(l + 1);
-    const StreamVector<kStreams> pre(layer.pre, at.token, n);
+    if (l + 1 < layer_count) next.load(layers.layer[l + 1], at, n);
     const Pack input = cuda::make_pack<A>([&](int k) {
-      return pre_apply_column<float>([&](int64_t i) { return pre[i]; }, n,
+      return pre_apply_column<float>([&](int64_t i) { return now.pre[i]; }, n,
                                      [&](int64_t i) { return column<A>(x[i], k); });
     });
     cuda::store_pack<kVector>(row_of<A>(layer.layer_input, at.token) + at.column, input, at.count);
     if (!layer.has_post) return;
-    const StreamVector<kStreams> post(layer.post, at.token, n);
-    const StreamMatrix<kStreams> comb(layer.comb, at.token, n);
     Pack made[kRoom<kStreams>];
 #pragma unroll
     for (int o = 0; o < n; ++o) {
       made[o] = cuda::make_pack<A>([&](int k) {
         return post_column<float>(
-            post[o], [&](int64_t i) { return comb[i][o]; }, n, column<A>(y, k),
+            now.post[o], [&](int64_t i) { return now.comb[i][o]; }, n, column<A>(now.y, k),
             [&](int64_t i) { return column<A>(x[i], k); });
       });
       cuda::store_pack<kVector>(row_of<A>(layer.new_residual, at.token, o) + at.column, made[o],
@@ -64,7 +72,7 @@ __global__ void recompute(const __grid_constant__ StreamSizes sizes,
     }
 #pragma unroll
     for (int o = 0; o < n; ++o) x[o] = made[o];
-    y = next_y;
+    now = next;
   }
 }
 

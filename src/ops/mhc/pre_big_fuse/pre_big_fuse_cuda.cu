@@ -35,7 +35,7 @@ __device__ __noinline__ void make_post_and_comb(const BigFuseArgs& a, int64_t t)
   float y[kMatrixRoom<kStreams>];
 #pragma unroll
   for (int e = 0; e < n * n; ++e) logits[e] = split_comb(a.split, e, mixes[n + e]);
-  sinkhorn_matrix<kStreams, float>(a.sinkhorn, logits, y);
+  sinkhorn_matrix<kStreams>(a.sinkhorn, SharedRounds<kStreams>{a.sinkhorn}, logits, y);
   store_matrix<kStreams>(y, t, n, a.comb);
 }
 

@@ -7,7 +7,7 @@
 
 namespace ehc::mhc {
 
-inline constexpr int kChunkThreads = 256;
+inline constexpr int kChunkThreads = 768;
 
 // The gradient of a logit and the mix that it came from.
 struct MixGradient {

@@ -93,8 +93,12 @@ template <int kStreams>
 struct StreamVector {
   float value[kRoom<kStreams>];
 
+  StreamVector() = default;
   __device__ __forceinline__ StreamVector(const Coefficients& from, int64_t token,
                                           int64_t streams) {
+    load(from, token, streams);
+  }
+  __device__ __forceinline__ void load(const Coefficients& from, int64_t token, int64_t streams) {
     load_line<kStreams>(from.data + token * from.token_stride, streams, value);
   }
   __device__ __forceinline__ float operator[](int i) const { return value[i]; }
@@ -105,8 +109,12 @@ template <int kStreams>
 struct StreamMatrix {
   float value[kRoom<kStreams>][kRoom<kStreams>];
 
+  StreamMatrix() = default;
   __device__ __forceinline__ StreamMatrix(const Coefficients& from, int64_t token,
                                           int64_t streams) {
+    load(from, token, streams);
+  }
+  __device__ __forceinline__ void load(const Coefficients& from, int64_t token, int64_t streams) {
     const float* first = from.data + token * from.token_stride;
 #pragma unroll
     for (int i = 0; i < count_of<kStreams>(streams); ++i) {

@@ -18,11 +18,29 @@ __device__ __forceinline__ float* element_of(const GroupRows& rows, int64_t toke
   return rows.data + token * rows.token_stride + group * rows.group_stride + j;
 }
 
+// pairwise_sum of a power of two.
+template <int kCount, class Load>
+__device__ __forceinline__ float balanced_sum(const Load& load) {
+  float sum[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum[i] = load(i);
+#pragma unroll
+  for (int width = 1; width < kCount; width *= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2 * width) sum[i] += sum[i + width];
+  }
+  return sum[0];
+}
+
 __device__ __forceinline__ float sum_of_splits(const GroupRows& partial, int64_t splits, int64_t t,
                                                int64_t g, int64_t j) {
   const float* first = element_of(partial, t, g, j);
-  if (splits == 1) return *first;
-  return pairwise_sum(splits, 0.0f, [&](int64_t s) { return first[s * partial.split_stride]; });
+  const auto load = [&](int64_t s) { return __ldg(first + s * partial.split_stride); };
+  // The usual numbers of splits, all of them on their way at once; the tree is the same.
+  if (splits == 1) return load(0);
+  if (splits == 8) return balanced_sum<8>(load);
+  if (splits == 16) return balanced_sum<16>(load);
+  return pairwise_sum(splits, 0.0f, load);
 }
 
 // Mixes [first, first + count) of a token, `count` known to the compiler if it can be.
@@ -58,6 +76,50 @@ __device__ __forceinline__ float split_post(const SplitForwardArgs& a, int64_t i
 __device__ __forceinline__ float split_comb(const SplitForwardArgs& a, int64_t e, float mix) {
   return split_logit(a, 2, 2 * a.streams + e, mix);
 }
+
+// --- 2.7, division in the Sinkhorn iteration ---
+
+// The same quotients from one reciprocal for all that share a divisor. As it is correctly rounded,
+// the first remainder brings x r next to x/d, the second one rounds it right (Markstein), as long
+// as remainders are exact: x and x/d must be far above the least normal number.
+struct SharedDivision {
+  __device__ __forceinline__ auto operator()(float divisor) const {
+    const float reciprocal = __frcp_rn(divisor);
+    return [divisor, reciprocal](float x) {
+      float quotient = x * reciprocal;
+      quotient = fmaf(fmaf(-divisor, quotient, x), reciprocal, quotient);
+      return fmaf(fmaf(-divisor, quotient, x), reciprocal, quotient);
+    };
+  }
+};
+
+// Two rounds at a time by SharedDivision where it is right: in a round a value shrinks at most to a
+// 17th twice, for sums are at most 2n and eps at most 1. NaN does not matter, it becomes NaN either
+// way.
+template <int kStreams>
+struct SharedRounds {
+  const SinkhornRule& rule;
+
+  __device__ __forceinline__ bool can_share(const float* y) const {
+    constexpr float kLeast = 0x1p-60f;
+    float least = rule.eps > 0 ? fminf(rule.eps, 1.0f) : 1.0f;
+    const int n = count_of<kStreams>(rule.streams);
+#pragma unroll
+    for (int e = 0; e < n * n; ++e) least = fminf(least, y[e]);
+    return least >= kLeast && rule.eps <= 1.0f;
+  }
+  __device__ __forceinline__ void operator()(float* y, float* divisors) const {
+    const int64_t rounds = whole_rounds(rule);
+    for (int64_t first = 0; first < rounds; first += 2) {
+      const int64_t last = first + 2 < rounds ? first + 2 : rounds;
+      if (can_share(y)) {
+        sinkhorn_some_rounds<kStreams>(rule, SharedDivision{}, first, last, y, divisors);
+      } else {
+        sinkhorn_some_rounds<kStreams>(rule, ScalarDivision<float>{}, first, last, y, divisors);
+      }
+    }
+  }
+};
 
 // --- matrices of a token in registers ---
 

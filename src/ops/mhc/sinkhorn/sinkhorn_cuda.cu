@@ -21,7 +21,7 @@ struct Forward {
     float logits[kMatrixRoom<kStreams>];
     float y[kMatrixRoom<kStreams>];
     load_matrix<kStreams>(a.logits, t, a.rule.streams, logits);
-    sinkhorn_matrix<kStreams, float>(a.rule, logits, y);
+    sinkhorn_matrix<kStreams>(a.rule, SharedRounds<kStreams>{a.rule}, logits, y);
     store_matrix<kStreams>(y, t, a.rule.streams, a.comb);
   }
 };
@@ -37,7 +37,7 @@ struct Backward {
     float trace[kSinkhornTrace<kStreams, kRepeat>];
     load_matrix<kStreams>(a.logits, t, a.rule.streams, logits);
     load_matrix<kStreams>(a.grad_comb, t, a.rule.streams, grad);
-    sinkhorn_matrix_back<kStreams, float>(a.rule, logits, trace, grad);
+    sinkhorn_matrix_back<kStreams>(a.rule, SharedRounds<kStreams>{a.rule}, logits, trace, grad);
     store_matrix<kStreams>(grad, t, a.rule.streams, a.grad_logits);
   }
 };

@@ -308,25 +308,41 @@ EHC_HD SinkhornConstants<V> sinkhorn_constants(const SinkhornRule& rule) {
   return {V(0), V(1), V(rule.eps)};
 }
 
-// From what sinkhorn_start made to the last iterate; `divisors` [repeat, 2, n] or null.
+// Rounds [first, last); `divisors` of round 0, or null.
+template <int kStreams, Scalar V, class Division>
+EHC_HD void sinkhorn_some_rounds(const SinkhornRule& rule, const Division& division, int64_t first,
+                                 int64_t last, V* y, V* divisors) {
+  for (int64_t round = first; round < last; ++round) {
+    V* of_round = divisors == nullptr ? nullptr : divisors + round * 2 * rule.streams;
+    sinkhorn_round<kStreams>(rule, sinkhorn_constants<V>(rule), division, y, of_round);
+  }
+}
+
+// The `run_rounds` of plain loops.
 template <int kStreams, Scalar V>
-EHC_HD void sinkhorn_iterate_scalars(const SinkhornRule& rule, V* y, V* divisors) {
-  const SinkhornConstants<V> constants = sinkhorn_constants<V>(rule);
-  const auto rounds = [&](V* iterate, V* of_round) {
-    for (int64_t round = 0; round < whole_rounds(rule); ++round) {
-      sinkhorn_round<kStreams>(rule, constants, ScalarDivision<V>{}, iterate, of_round);
-      if (of_round != nullptr) of_round += 2 * rule.streams;
-    }
-  };
-  sinkhorn_iterate<kStreams>(rule, constants, ScalarDivision<V>{}, rounds, y, divisors);
+struct PlainRounds {
+  const SinkhornRule& rule;
+
+  EHC_HD void operator()(V* y, V* divisors) const {
+    sinkhorn_some_rounds<kStreams>(rule, ScalarDivision<V>{}, 0, whole_rounds(rule), y, divisors);
+  }
+};
+
+// From what sinkhorn_start made to the last iterate; `divisors` [repeat, 2, n] or null.
+template <int kStreams, Scalar V, class RunRounds>
+EHC_HD void sinkhorn_iterate_scalars(const SinkhornRule& rule, const RunRounds& run_rounds, V* y,
+                                     V* divisors) {
+  sinkhorn_iterate<kStreams>(rule, sinkhorn_constants<V>(rule), ScalarDivision<V>{}, run_rounds, y,
+                             divisors);
 }
 
 // comb of logits
-template <int kStreams, Scalar V>
-EHC_HD void sinkhorn_matrix(const SinkhornRule& rule, const V* logits, V* y) {
+template <int kStreams, Scalar V, class RunRounds>
+EHC_HD void sinkhorn_matrix(const SinkhornRule& rule, const RunRounds& run_rounds, const V* logits,
+                            V* y) {
   if (rule.form != SinkhornForm::log) {
     sinkhorn_start<kStreams>(rule, logits, y);
-    sinkhorn_iterate_scalars<kStreams, V>(rule, y, nullptr);
+    sinkhorn_iterate_scalars<kStreams, V>(rule, run_rounds, y, nullptr);
     return;
   }
   constexpr int kLines = kStreams == 0 ? kMaxStreams : kStreams;
@@ -345,8 +361,9 @@ template <int kStreams, int kRepeat>
 inline constexpr int kSinkhornTrace = (2 * kRepeat + 1) * (kStreams == 0 ? kMaxStreams : kStreams);
 
 // `grad` of comb becomes that of the logits; `trace` has kSinkhornTrace.
-template <int kStreams, Scalar V>
-EHC_HD void sinkhorn_matrix_back(const SinkhornRule& rule, const V* logits, V* trace, V* grad) {
+template <int kStreams, Scalar V, class RunRounds>
+EHC_HD void sinkhorn_matrix_back(const SinkhornRule& rule, const RunRounds& run_rounds,
+                                 const V* logits, V* trace, V* grad) {
   constexpr int kRoom = kStreams == 0 ? kMaxMatrix : kStreams * kStreams;
   const SinkhornConstants<V> constants = sinkhorn_constants<V>(rule);
   V y[kRoom];
@@ -359,7 +376,7 @@ EHC_HD void sinkhorn_matrix_back(const SinkhornRule& rule, const V* logits, V* t
   const int64_t n = kStreams == 0 ? rule.streams : kStreams;
   sinkhorn_start<kStreams>(rule, logits, start);
   for (int64_t e = 0; e < n * n; ++e) y[e] = start[e];
-  sinkhorn_iterate_scalars<kStreams, V>(rule, y, trace);
+  sinkhorn_iterate_scalars<kStreams, V>(rule, run_rounds, y, trace);
   sinkhorn_iterate_back<kStreams>(rule, constants, trace, start, y, grad);
 }
 

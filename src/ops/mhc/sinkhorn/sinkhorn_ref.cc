@@ -24,7 +24,7 @@ void sinkhorn_fwd_reference(const SinkhornForwardArgs& a, int64_t begin, int64_t
     Real logits[kMaxMatrix];
     Real y[kMaxMatrix];
     load_matrix(a.logits, t, a.rule.streams, logits);
-    sinkhorn_matrix<0>(a.rule, logits, y);
+    sinkhorn_matrix<0>(a.rule, PlainRounds<0, Real>{a.rule}, logits, y);
     store_matrix(y, t, a.rule.streams, a.comb);
   }
 }
@@ -37,7 +37,7 @@ void sinkhorn_bwd_reference(const SinkhornBackwardArgs& a, int64_t begin, int64_
     Real trace[kSinkhornTrace<0, kMaxRepeat>];
     load_matrix(a.logits, t, a.rule.streams, logits);
     load_matrix(a.grad_comb, t, a.rule.streams, grad);
-    sinkhorn_matrix_back<0>(a.rule, logits, trace, grad);
+    sinkhorn_matrix_back<0>(a.rule, PlainRounds<0, Real>{a.rule}, logits, trace, grad);
     store_matrix(grad, t, a.rule.streams, a.grad_logits);
   }
 }

@@ -52,16 +52,16 @@ struct Backward {
     if (segment == 2) {
       const int64_t e = j - 2 * n;
       const Coefficients& grad = a.grad_comb_logits;
-      return grad.data[t * grad.token_stride + e / n * grad.row_stride + e % n];
+      return __ldg(grad.data + t * grad.token_stride + e / n * grad.row_stride + e % n);
     }
     const Coefficients& grad = segment == 0 ? a.grad_pre : a.grad_post;
     const float factor = segment == 0 ? 1.0f : a.post_mult;
     return mix_gate_gradient(mix_logit(mix, a.scale[segment], a.base[j]), factor,
-                             grad.data[t * grad.token_stride + j - segment * n]);
+                             __ldg(grad.data + t * grad.token_stride + j - segment * n));
   }
   __device__ MixGradient at(int64_t t, int64_t j) const {
     const int64_t segment = j < 2 * a.streams ? j / a.streams : 2;
-    const float mix = a.mixes.data[t * a.mixes.token_stride + j];
+    const float mix = __ldg(a.mixes.data + t * a.mixes.token_stride + j);
     const float grad = gradient(t, j, mix, segment);
     a.grad_mixes.data[t * a.grad_mixes.token_stride + j] = grad * a.scale[segment];
     return {grad, mix};
