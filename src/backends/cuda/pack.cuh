@@ -61,8 +61,9 @@ __device__ __forceinline__ Pack load_pack(const A* from, int64_t count) {
 template <bool kVector, class A>
 __device__ __forceinline__ void store_pack(A* to, const Pack& pack, int64_t count) {
   if constexpr (kVector) {
-    *reinterpret_cast<uint4*>(to) =
-        make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+    // Plain stores of the struct would be split into words.
+    __stcs(reinterpret_cast<uint4*>(to),
+           make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]));
   } else {
 #pragma unroll
     for (int k = 0; k < kWidth<A>; ++k) {

@@ -49,8 +49,8 @@ __device__ __forceinline__ bool makes_coefficients(const BigFuseArgs& a, unsigne
   return true;
 }
 
-// pre of a token into `pre`, by the threads of a row of the block.
-__device__ __forceinline__ void make_pre(const BigFuseArgs& a, int64_t t, int n, float* pre) {
+// pre of a token into `pre`, by the threads of a row of the block. As make_post_and_comb.
+__device__ __noinline__ void make_pre(const BigFuseArgs& a, int64_t t, int n, float* pre) {
   for (int i = threadIdx.x; i < n; i += blockDim.x) {
     float mix = 0;
     reduce_mixes(a.reduce, t, i, 1, &mix);
@@ -67,8 +67,9 @@ __device__ __forceinline__ Pack collapsed(const float* pre, const Pack* x, int n
 }
 
 template <class A, int kStreams, bool kVector>
-__global__ void big_fuse(const __grid_constant__ BigFuseArgs a, unsigned coefficient_blocks,
-                         int64_t column_blocks) {
+__global__ void __launch_bounds__(kMostColumnThreads, 4)
+    big_fuse(const __grid_constant__ BigFuseArgs a, unsigned coefficient_blocks,
+             int64_t column_blocks) {
   __shared__ float pre[kMostColumnThreads][kRoom<kStreams>];
   if (makes_coefficients<kStreams>(a, coefficient_blocks)) return;
   const StreamSizes& sizes = a.collapse.sizes;

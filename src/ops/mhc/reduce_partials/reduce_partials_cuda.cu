@@ -19,7 +19,9 @@ struct Forward {
   __device__ void operator()(int64_t i) const {
     const int64_t t = i / a.mixes;
     const int64_t j = i % a.mixes;
-    reduce_mixes(a, t, j, 1, element_of(a.mixed, t, 0, j));
+    float* mixed = element_of(a.mixed, t, 0, j);
+    if (a.splits == 16) return reduce_mixes_of<16>(a, t, j, 1, mixed);
+    reduce_mixes(a, t, j, 1, mixed);
   }
 };
 

@@ -32,33 +32,49 @@ __device__ __forceinline__ float balanced_sum(const Load& load) {
   return sum[0];
 }
 
+// No part of its callers, where the stack of pairwise_sum would be in the way.
+inline __device__ __noinline__ float sum_of_any_splits(const float* first, int64_t stride,
+                                                       int64_t splits) {
+  return pairwise_sum(splits, 0.0f, [&](int64_t s) { return __ldg(first + s * stride); });
+}
+
+// Adds splits in the tree of pairwise_sum. kSplits: how many there are, so that all are on their
+// way at once, or 0 for any number.
+template <int kSplits>
 __device__ __forceinline__ float sum_of_splits(const GroupRows& partial, int64_t splits, int64_t t,
                                                int64_t g, int64_t j) {
   const float* first = element_of(partial, t, g, j);
-  const auto load = [&](int64_t s) { return __ldg(first + s * partial.split_stride); };
-  // The usual numbers of splits, all of them on their way at once; the tree is the same.
-  if (splits == 1) return load(0);
-  if (splits == 8) return balanced_sum<8>(load);
-  if (splits == 16) return balanced_sum<16>(load);
-  return pairwise_sum(splits, 0.0f, load);
+  const int64_t stride = partial.split_stride;
+  if constexpr (kSplits == 0) {
+    return sum_of_any_splits(first, stride, splits);
+  } else {
+    return balanced_sum<kSplits>([&](int64_t s) { return __ldg(first + s * stride); });
+  }
+}
+
+template <int kSplits>
+__device__ __forceinline__ void reduce_mixes_of(const ReducePartialsForwardArgs& a, int64_t t,
+                                                int64_t first, int count, float* mixed) {
+#pragma unroll
+  for (int j = 0; j < count; ++j) mixed[j] = 0;
+  for (int64_t g = 0; g < a.groups; ++g) {
+    const float sqr = sum_of_splits<kSplits>(a.sqr_partial, a.splits, t, g, 0);
+    const float factor = rms_factor(a.rms, sqr);
+    if (a.sqr.data != nullptr && first == 0) *element_of(a.sqr, t, g, 0) = sqr;
+#pragma unroll
+    for (int j = 0; j < count; ++j) {
+      const float mul = sum_of_splits<kSplits>(a.mul_partial, a.splits, t, g, first + j);
+      if (a.mul.data != nullptr) *element_of(a.mul, t, g, first + j) = mul;
+      mixed[j] = fmaf(mul, factor, mixed[j]);
+    }
+  }
 }
 
 // Mixes [first, first + count) of a token, `count` known to the compiler if it can be.
 __device__ __forceinline__ void reduce_mixes(const ReducePartialsForwardArgs& a, int64_t t,
                                              int64_t first, int count, float* mixed) {
-#pragma unroll
-  for (int j = 0; j < count; ++j) mixed[j] = 0;
-  for (int64_t g = 0; g < a.groups; ++g) {
-    const float sqr = sum_of_splits(a.sqr_partial, a.splits, t, g, 0);
-    const float factor = rms_factor(a.rms, sqr);
-    if (a.sqr.data != nullptr && first == 0) *element_of(a.sqr, t, g, 0) = sqr;
-#pragma unroll
-    for (int j = 0; j < count; ++j) {
-      const float mul = sum_of_splits(a.mul_partial, a.splits, t, g, first + j);
-      if (a.mul.data != nullptr) *element_of(a.mul, t, g, first + j) = mul;
-      mixed[j] = fmaf(mul, factor, mixed[j]);
-    }
-  }
+  if (a.splits == 1) return reduce_mixes_of<1>(a, t, first, count, mixed);
+  reduce_mixes_of<0>(a, t, first, count, mixed);
 }
 
 // --- 2.6, what mixes mean ---
