@@ -61,9 +61,10 @@ __device__ __forceinline__ Pack load_pack(const A* from, int64_t count) {
 template <bool kVector, class A>
 __device__ __forceinline__ void store_pack(A* to, const Pack& pack, int64_t count) {
   if constexpr (kVector) {
-    // Plain stores of the struct would be split into words.
-    __stcs(reinterpret_cast<uint4*>(to),
-           make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]));
+    // The compiler splits an assignment into words.
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(pack.word[0]),
+                 "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3])
+                 : "memory");
   } else {
 #pragma unroll
     for (int k = 0; k < kWidth<A>; ++k) {

@@ -22,9 +22,9 @@ namespace ehc::mhc {
 
 namespace {
 
-// post and comb of a token. A function of its own: it is the same for all types of rows.
+// post and comb of a token.
 template <int kStreams>
-__device__ __noinline__ void make_post_and_comb(const BigFuseArgs& a, int64_t t) {
+__device__ __forceinline__ void make_post_and_comb(const BigFuseArgs& a, int64_t t) {
   const int n = count_of<kStreams>(a.split.streams);
   float mixes[kRoom<kStreams> + kMatrixRoom<kStreams>];
   reduce_mixes(a.reduce, t, n, n + n * n, mixes);
@@ -39,18 +39,47 @@ __device__ __noinline__ void make_post_and_comb(const BigFuseArgs& a, int64_t t)
   store_matrix<kStreams>(y, t, n, a.comb);
 }
 
+// Row `row` of comb and that entry of post, for four streams.
+__device__ __forceinline__ void make_row(const BigFuseArgs& a, int64_t t, int row, int lane) {
+  float mix = 0;
+  float logits[kQuad];
+  float y[kQuad];
+  reduce_mixes(a.reduce, t, kQuad + row, 1, &mix);
+  reduce_mixes(a.reduce, t, 2 * kQuad + row * kQuad, kQuad, logits);
+  a.split.post.data[t * a.split.post.token_stride + row] = split_post(a.split, row, mix);
+#pragma unroll
+  for (int o = 0; o < kQuad; ++o) logits[o] = split_comb(a.split, row * kQuad + o, logits[o]);
+  sinkhorn_quad(a.sinkhorn, lane, logits, y);
+  float* to = a.comb.data + t * a.comb.token_stride + row * a.comb.row_stride;
+#pragma unroll
+  for (int o = 0; o < kQuad; ++o) to[o] = y[o];
+}
+
+// Threads of a token's coefficients; four streams on logarithms leave all but one idle.
+template <int kStreams>
+inline constexpr int kTokenThreads = kStreams == kQuad ? kQuad : 1;
+
 // Does the block make coefficients of tokens? There are `blocks` such, before the others.
 template <int kStreams>
 __device__ __forceinline__ bool makes_coefficients(const BigFuseArgs& a, unsigned blocks) {
   if (blockIdx.x >= blocks) return false;
-  const int64_t thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const int64_t t = static_cast<int64_t>(blockIdx.x) * (blockDim.x * blockDim.y) + thread;
-  if (t < a.collapse.sizes.tokens) make_post_and_comb<kStreams>(a, t);
+  constexpr int kThreads = kTokenThreads<kStreams>;
+  const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+  const int tokens = static_cast<int>(blockDim.x * blockDim.y) / kThreads;  // of a block
+  const int64_t t = static_cast<int64_t>(blockIdx.x) * tokens + thread / kThreads;
+  if (thread >= tokens * kThreads || t >= a.collapse.sizes.tokens) return true;
+  if constexpr (kStreams == kQuad) {
+    if (a.sinkhorn.form != SinkhornForm::log) {
+      make_row(a, t, thread % kQuad, thread % cuda::kWarp);
+      return true;
+    }
+  }
+  if (thread % kThreads == 0) make_post_and_comb<kStreams>(a, t);
   return true;
 }
 
-// pre of a token into `pre`, by the threads of a row of the block. As make_post_and_comb.
-__device__ __noinline__ void make_pre(const BigFuseArgs& a, int64_t t, int n, float* pre) {
+// pre of a token into `pre`, by the threads of a row of the block.
+__device__ __forceinline__ void make_pre(const BigFuseArgs& a, int64_t t, int n, float* pre) {
   for (int i = threadIdx.x; i < n; i += blockDim.x) {
     float mix = 0;
     reduce_mixes(a.reduce, t, i, 1, &mix);
@@ -66,6 +95,9 @@ __device__ __forceinline__ Pack collapsed(const float* pre, const Pack* x, int n
   });
 }
 
+// Packs of a thread, side by side at the width of the block, so that pre is made for more of them.
+constexpr int kPacks = 2;
+
 template <class A, int kStreams, bool kVector>
 __global__ void __launch_bounds__(kMostColumnThreads, 4)
     big_fuse(const __grid_constant__ BigFuseArgs a, unsigned coefficient_blocks,
@@ -74,16 +106,26 @@ __global__ void __launch_bounds__(kMostColumnThreads, 4)
   if (makes_coefficients<kStreams>(a, coefficient_blocks)) return;
   const StreamSizes& sizes = a.collapse.sizes;
   const int n = count_of<kStreams>(sizes.streams);
-  const Place at = Place::of_thread<A>(sizes, column_blocks, blockIdx.x - coefficient_blocks);
-  Pack x[kRoom<kStreams>];
-  if (at.count > 0) {
-    load_streams<kStreams, kVector, A>(a.collapse.residual, at.token, at.column, at.count, n, x);
+  const Place at =
+      Place::of_thread<A>(sizes, column_blocks, blockIdx.x - coefficient_blocks, kPacks);
+  const int64_t step = blockDim.x * kWidth<A>;
+  Pack x[kPacks][kRoom<kStreams>];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const int64_t count = at.count - p * step;
+    if (count <= 0) continue;
+    load_streams<kStreams, kVector, A>(a.collapse.residual, at.token, at.column + p * step, count,
+                                       n, x[p]);
   }
   if (at.token < sizes.tokens) make_pre(a, at.token, n, pre[threadIdx.y]);
   __syncthreads();
-  if (at.count <= 0) return;
-  cuda::store_pack<kVector>(row_of<A>(a.collapse.layer_input, at.token) + at.column,
-                            collapsed<A, kStreams>(pre[threadIdx.y], x, n), at.count);
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const int64_t count = at.count - p * step;
+    if (count <= 0) continue;
+    cuda::store_pack<kVector>(row_of<A>(a.collapse.layer_input, at.token) + at.column + p * step,
+                              collapsed<A, kStreams>(pre[threadIdx.y], x[p], n), count);
+  }
 }
 
 template <class A, int kStreams, bool kVector>
@@ -133,22 +175,25 @@ void pre_big_fuse_cuda(const BigFuseArgs& a, int device, void* stream) {
   const StreamSizes& sizes = a.collapse.sizes;
   if (sizes.tokens == 0) return;
   const bool normalises = a.norm.weight != nullptr;
-  ColumnCut cut = cut_columns(sizes);
+  ColumnCut cut = cut_columns(sizes, kPacks);
   if (normalises) {
     cut.grid = dim3(cuda::blocks(sizes.tokens));
     cut.block = dim3(static_cast<unsigned>(row_threads(sizes, 2)));
+  } else {
+    // Room for the coefficients of a token at least; rows beyond T have no work.
+    cut.block.y = std::max(cut.block.y, static_cast<unsigned>(kQuad) / cut.block.x + 1);
   }
-  const int64_t of_block = cut.block.x * cut.block.y;
-  const unsigned extra = cuda::blocks((sizes.tokens + of_block - 1) / of_block);
-  cut.grid.x = cuda::blocks(int64_t{cut.grid.x} + extra);
   with_kernel(sizes, are_vectors(sizes, a.collapse.residual, a.collapse.layer_input),
               [&](auto activation, auto streams, auto vector) {
                 using A = decltype(activation);
+                const int64_t of_block = cut.block.x * cut.block.y / kTokenThreads<streams()>;
+                const unsigned extra = cuda::blocks((sizes.tokens + of_block - 1) / of_block);
+                const dim3 grid(cuda::blocks(int64_t{cut.grid.x} + extra));
                 if (normalises) {
                   return cuda::launch(kName, device, stream, &big_fuse_norm<A, streams(), vector()>,
-                                      cut.grid, cut.block, 0, a, extra);
+                                      grid, cut.block, 0, a, extra);
                 }
-                cuda::launch(kName, device, stream, &big_fuse<A, streams(), vector()>, cut.grid,
+                cuda::launch(kName, device, stream, &big_fuse<A, streams(), vector()>, grid,
                              cut.block, 0, a, extra, cut.column_blocks);
               });
 }

@@ -124,7 +124,7 @@ struct StreamMatrix {
   __device__ __forceinline__ const float* operator[](int i) const { return value[i]; }
 };
 
-// --- one thread per pack, for operators without sums over d ---
+// --- a thread per pack or few of them, for operators without sums over d ---
 
 struct ColumnCut {
   int64_t column_blocks;  // blocks side by side in a row
@@ -133,28 +133,32 @@ struct ColumnCut {
 
 inline constexpr int kMostColumnThreads = 256;
 
-inline ColumnCut cut_columns(const StreamSizes& sizes) {
+// Blocks whose threads take `packs_of_thread` each, a block's width apart.
+inline ColumnCut cut_columns(const StreamSizes& sizes, int packs_of_thread = 1) {
   constexpr int64_t kThreads = kMostColumnThreads;
   const int64_t packs =
       cuda::packs_of(sizes.hidden, 16 / static_cast<int>(size_of(sizes.activation)));
-  const int64_t column_blocks = (packs + kThreads - 1) / kThreads;
-  int64_t wide = (packs + column_blocks - 1) / column_blocks;
+  const int64_t column_blocks =
+      (packs + packs_of_thread * kThreads - 1) / (packs_of_thread * kThreads);
+  int64_t wide = (packs + packs_of_thread * column_blocks - 1) / (packs_of_thread * column_blocks);
   if (column_blocks > 1) wide = (wide + 31) / 32 * 32;
   const int64_t tokens = std::min(std::max<int64_t>(1, kThreads / wide), sizes.tokens);
   return {column_blocks, dim3(cuda::blocks((sizes.tokens + tokens - 1) / tokens * column_blocks)),
           dim3(static_cast<unsigned>(wide), static_cast<unsigned>(tokens))};
 }
 
-// The pack of a thread.
+// The pack of a thread, or its first.
 struct Place {
   int64_t token, column, count;  // `count` columns exist from `column` on; none: no work
 
   template <class A>
   __device__ __forceinline__ static Place of_thread(const StreamSizes& sizes, int64_t column_blocks,
-                                                    unsigned block = blockIdx.x) {
+                                                    unsigned block = blockIdx.x,
+                                                    int packs_of_thread = 1) {
     const unsigned cut = static_cast<unsigned>(column_blocks);
     const int64_t token = static_cast<int64_t>(block / cut) * blockDim.y + threadIdx.y;
-    const int64_t pack = static_cast<int64_t>(block % cut) * blockDim.x + threadIdx.x;
+    const int64_t first = static_cast<int64_t>(block % cut) * blockDim.x * packs_of_thread;
+    const int64_t pack = first + threadIdx.x;
     const int64_t count = token < sizes.tokens ? sizes.hidden - pack * kWidth<A> : 0;
     return {token, pack * kWidth<A>, count};
   }

@@ -114,21 +114,26 @@ struct SharedDivision {
 // way.
 template <int kStreams>
 struct SharedRounds {
+  static constexpr int64_t kTogether = 2;
   const SinkhornRule& rule;
 
-  __device__ __forceinline__ bool can_share(const float* y) const {
+  // With the least element of the matrix.
+  __device__ __forceinline__ bool can_share(float least) const {
     constexpr float kLeast = 0x1p-60f;
-    float least = rule.eps > 0 ? fminf(rule.eps, 1.0f) : 1.0f;
+    return least >= kLeast && (rule.eps == 0 || rule.eps >= kLeast) && rule.eps <= 1.0f;
+  }
+  __device__ __forceinline__ float least_of(const float* y) const {
+    float least = y[0];
     const int n = count_of<kStreams>(rule.streams);
 #pragma unroll
-    for (int e = 0; e < n * n; ++e) least = fminf(least, y[e]);
-    return least >= kLeast && rule.eps <= 1.0f;
+    for (int e = 1; e < n * n; ++e) least = fminf(least, y[e]);
+    return least;
   }
   __device__ __forceinline__ void operator()(float* y, float* divisors) const {
     const int64_t rounds = whole_rounds(rule);
-    for (int64_t first = 0; first < rounds; first += 2) {
-      const int64_t last = first + 2 < rounds ? first + 2 : rounds;
-      if (can_share(y)) {
+    for (int64_t first = 0; first < rounds; first += kTogether) {
+      const int64_t last = min(rounds, first + kTogether);
+      if (can_share(least_of(y))) {
         sinkhorn_some_rounds<kStreams>(rule, SharedDivision{}, first, last, y, divisors);
       } else {
         sinkhorn_some_rounds<kStreams>(rule, ScalarDivision<float>{}, first, last, y, divisors);
@@ -136,6 +141,62 @@ struct SharedRounds {
     }
   }
 };
+
+// --- 2.7 for four streams: a line of the matrix per lane, four neighbouring lanes a token ---
+
+inline constexpr int kQuad = 4;
+
+// The sums over a token's four lanes need no others of the warp.
+__device__ __forceinline__ unsigned quad_mask(int lane) { return 0xfU << (lane / kQuad * kQuad); }
+
+// Row r of a matrix is in lane r of the four; afterwards its column r is.
+__device__ __forceinline__ void transpose_quad(int lane, float (&line)[kQuad]) {
+  const auto swap = [&](int distance, int low, int high) {
+    const bool upper = (lane & distance) != 0;
+    const float sent = upper ? line[low] : line[high];
+    const float got = __shfl_xor_sync(quad_mask(lane), sent, distance);
+    line[low] = upper ? got : line[low];
+    line[high] = upper ? line[high] : got;
+  };
+  swap(1, 0, 1);
+  swap(1, 2, 3);
+  swap(2, 0, 2);
+  swap(2, 1, 3);
+}
+
+// comb of logits, of both the lane's row; not on logarithms. The operations of sinkhorn_matrix.
+__device__ __forceinline__ void sinkhorn_quad(const SinkhornRule& rule, int lane,
+                                              const float (&logits)[kQuad], float (&y)[kQuad]) {
+  const SinkhornConstants<float> constants = sinkhorn_constants<float>(rule);
+  const auto half_step = [&](const auto& division) {
+    transpose_quad(lane, y);
+    sinkhorn_line<true, float>(rule, constants, division, 0, kQuad, y, nullptr);
+  };
+  sinkhorn_start_row(rule, 0, kQuad, logits, y);
+  if (begins_with_columns(rule)) {
+#pragma unroll
+    for (float& x : y) x += constants.eps;
+    half_step(ScalarDivision<float>{});
+  } else {
+    transpose_quad(lane, y);  // the first half-step is of rows
+  }
+  const int64_t rounds = whole_rounds(rule);
+  for (int64_t first = 0; first < rounds; first += SharedRounds<kQuad>::kTogether) {
+    const int64_t together = min(rounds - first, SharedRounds<kQuad>::kTogether);
+    float least = fminf(fminf(y[0], y[1]), fminf(y[2], y[3]));
+    least = fminf(least, __shfl_xor_sync(quad_mask(lane), least, 1));
+    least = fminf(least, __shfl_xor_sync(quad_mask(lane), least, 2));
+    const bool shares = SharedRounds<kQuad>{rule}.can_share(least);
+    for (int64_t step = 0; step < 2 * together; ++step) {
+      if (shares) {
+        half_step(SharedDivision{});
+      } else {
+        half_step(ScalarDivision<float>{});
+      }
+    }
+  }
+  transpose_quad(lane, y);
+}
 
 // --- matrices of a token in registers ---
 

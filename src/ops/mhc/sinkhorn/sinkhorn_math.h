@@ -88,26 +88,33 @@ EHC_HD V line_sum(int64_t line, int64_t n, const Term& term) {
   return sum;
 }
 
-// One half-step. `divisors` [n], or null, takes D, negative where it is a clamped sum.
+// The part of a line in a half-step. `kept`, or null, takes D, negative where it is a clamped sum.
 // `division(D)` returns what divides by D.
+template <bool kRows, class V, class Division>
+EHC_HD void sinkhorn_line(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
+                          const Division& division, int64_t line, int64_t n, V* y, V* kept) {
+  const bool clamps = rule.form == SinkhornForm::megatron;
+  const V sum = line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return y[e]; });
+  const V divisor = clamps ? max_keep_nan(constants.eps, sum) : add(sum, constants.eps);
+  if (kept != nullptr) {
+    *kept = clamps ? select_negative(sub(sum, constants.eps), sub(constants.zero, divisor), divisor)
+                   : divisor;
+  }
+  const auto quotient = division(divisor);
+  EHC_UNROLL_STREAMS for (int64_t at = 0; at < n; ++at) {
+    V& x = y[element_of_line<kRows>(line, at, n)];
+    x = quotient(x);
+  }
+}
+
+// One half-step. `divisors` [n] or null.
 template <int kStreams, bool kRows, class V, class Division>
 EHC_HD void sinkhorn_half_step(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
                                const Division& division, V* y, V* divisors) {
   const int64_t n = kStreams == 0 ? rule.streams : kStreams;
-  const bool clamps = rule.form == SinkhornForm::megatron;
   EHC_UNROLL_STREAMS for (int64_t line = 0; line < n; ++line) {
-    const V sum = line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return y[e]; });
-    const V divisor = clamps ? max_keep_nan(constants.eps, sum) : add(sum, constants.eps);
-    if (divisors != nullptr) {
-      divisors[line] =
-          clamps ? select_negative(sub(sum, constants.eps), sub(constants.zero, divisor), divisor)
-                 : divisor;
-    }
-    const auto quotient = division(divisor);
-    EHC_UNROLL_STREAMS for (int64_t at = 0; at < n; ++at) {
-      V& x = y[element_of_line<kRows>(line, at, n)];
-      x = quotient(x);
-    }
+    sinkhorn_line<kRows>(rule, constants, division, line, n, y,
+                         divisors == nullptr ? nullptr : divisors + line);
   }
 }
 
@@ -143,18 +150,23 @@ EHC_HD V line_maximum(int64_t line, int64_t n, const Term& term) {
 }
 
 // What the half-steps start from, but for eps: exp(logit - row maximum), of deepseek over its sum.
+// Row i of it.
+template <class V>
+EHC_HD void sinkhorn_start_row(const SinkhornRule& rule, int64_t i, int64_t n, const V* logits,
+                               V* y) {
+  const V largest = line_maximum<true, V>(i, n, [&](int64_t, int64_t e) { return logits[e]; });
+  EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) {
+    y[i * n + o] = exp_nonpositive(sub(logits[i * n + o], largest));
+  }
+  if (rule.form != SinkhornForm::deepseek) return;
+  const V sum = line_sum<true, V>(i, n, [&](int64_t, int64_t e) { return y[e]; });
+  EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) y[i * n + o] = div(y[i * n + o], sum);
+}
+
 template <int kStreams, class V>
 EHC_HD void sinkhorn_start(const SinkhornRule& rule, const V* logits, V* y) {
   const int64_t n = kStreams == 0 ? rule.streams : kStreams;
-  EHC_UNROLL_STREAMS for (int64_t i = 0; i < n; ++i) {
-    const V largest = line_maximum<true, V>(i, n, [&](int64_t, int64_t e) { return logits[e]; });
-    EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) {
-      y[i * n + o] = exp_nonpositive(sub(logits[i * n + o], largest));
-    }
-    if (rule.form != SinkhornForm::deepseek) continue;
-    const V sum = line_sum<true, V>(i, n, [&](int64_t, int64_t e) { return y[e]; });
-    EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) y[i * n + o] = div(y[i * n + o], sum);
-  }
+  EHC_UNROLL_STREAMS for (int64_t i = 0; i < n; ++i) sinkhorn_start_row(rule, i, n, logits, y);
 }
 
 // The gradient of the logits, given that of what sinkhorn_start made: `start`.
