@@ -22,9 +22,10 @@ namespace ehc::mhc {
 
 namespace {
 
-// post and comb of a token.
+// post and comb of a token. A function of its own, to be compiled once; what follows the load of
+// the streams must have no calls, for they would wait for it.
 template <int kStreams>
-__device__ __forceinline__ void make_post_and_comb(const BigFuseArgs& a, int64_t t) {
+__device__ __noinline__ void make_post_and_comb(const BigFuseArgs& a, int64_t t) {
   const int n = count_of<kStreams>(a.split.streams);
   float mixes[kRoom<kStreams> + kMatrixRoom<kStreams>];
   reduce_mixes(a.reduce, t, n, n + n * n, mixes);
@@ -99,7 +100,7 @@ __device__ __forceinline__ Pack collapsed(const float* pre, const Pack* x, int n
 constexpr int kPacks = 2;
 
 template <class A, int kStreams, bool kVector>
-__global__ void __launch_bounds__(kMostColumnThreads, 4)
+__global__ void __launch_bounds__(kMostColumnThreads)
     big_fuse(const __grid_constant__ BigFuseArgs a, unsigned coefficient_blocks,
              int64_t column_blocks) {
   __shared__ float pre[kMostColumnThreads][kRoom<kStreams>];

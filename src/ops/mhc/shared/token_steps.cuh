@@ -32,12 +32,6 @@ __device__ __forceinline__ float balanced_sum(const Load& load) {
   return sum[0];
 }
 
-// No part of its callers, where the stack of pairwise_sum would be in the way.
-inline __device__ __noinline__ float sum_of_any_splits(const float* first, int64_t stride,
-                                                       int64_t splits) {
-  return pairwise_sum(splits, 0.0f, [&](int64_t s) { return __ldg(first + s * stride); });
-}
-
 // Adds splits in the tree of pairwise_sum. kSplits: how many there are, so that all are on their
 // way at once, or 0 for any number.
 template <int kSplits>
@@ -46,7 +40,7 @@ __device__ __forceinline__ float sum_of_splits(const GroupRows& partial, int64_t
   const float* first = element_of(partial, t, g, j);
   const int64_t stride = partial.split_stride;
   if constexpr (kSplits == 0) {
-    return sum_of_any_splits(first, stride, splits);
+    return pairwise_sum(splits, 0.0f, [&](int64_t s) { return __ldg(first + s * stride); });
   } else {
     return balanced_sum<kSplits>([&](int64_t s) { return __ldg(first + s * stride); });
   }
