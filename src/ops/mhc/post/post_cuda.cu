@@ -21,8 +21,7 @@ namespace ehc::mhc {
 namespace {
 
 template <class A, int kStreams, bool kVector>
-__global__ void __launch_bounds__(kMostColumnThreads)
-    post_fwd(const __grid_constant__ PostForwardArgs a, int64_t column_blocks) {
+__global__ void post_fwd(const __grid_constant__ PostForwardArgs a, int64_t column_blocks) {
   const Place at = Place::of_thread<A>(a.sizes, column_blocks);
   if (at.count <= 0) return;
   const int n = count_of<kStreams>(a.sizes.streams);
