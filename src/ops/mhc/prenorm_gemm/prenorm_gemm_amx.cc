@@ -187,6 +187,9 @@ class TileProduct {
   [[nodiscard]] int64_t place(int64_t token) const {
     return token / kTileRows * (a_.mixes + 1) * kTileRows + token % kTileRows;
   }
+  [[nodiscard]] int64_t floats(int64_t tokens) const {
+    return (tokens + kTileRows - 1) / kTileRows * (a_.mixes + 1) * kTileRows;
+  }
 
  private:
   [[nodiscard]] int64_t mixes_from(int64_t j) const {

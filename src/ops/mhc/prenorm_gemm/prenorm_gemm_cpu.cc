@@ -195,6 +195,7 @@ class VectorProduct {
                    {scratch_.fn, scratch_.widened, sums, a_.mixes, pitch()});
   }
   [[nodiscard]] int64_t place(int64_t token) const { return token * pitch(); }
+  [[nodiscard]] int64_t floats(int64_t tokens) const { return tokens * pitch(); }
 
  private:
   [[nodiscard]] int64_t pitch() const { return scratch_.layout.pitch; }

@@ -88,15 +88,17 @@ struct Scratch {
 // The columns of one RMS group that a split has, chunk by chunk; chunks count from the start of the
 // split. A Product prepares a chunk (begin_chunk) and multiplies a group of tokens with it
 // (multiply), which sets `sums`; there mix j of token i is at place(i) + j * kStep, the squares are
-// at j = M.
+// at j = M, and all that `count` tokens have lies within the first floats(count).
 template <class Product>
 inline void project_columns(const PrenormGemmArgs& a, Product& product, const Scratch& scratch,
                             int64_t split, int64_t rms_group, int64_t begin, int64_t end) {
   const int64_t tokens = end - begin, of_group = scratch.layout.sums;
   SumTree trees[kPrenormTokens / kPrenormGroup];
   for (int64_t t = 0; t < tokens; t += kPrenormGroup) {
+    const int64_t count = tokens - t < kPrenormGroup ? tokens - t : kPrenormGroup;
     trees[t / kPrenormGroup] = {
-        scratch.trees + t / kPrenormGroup * scratch.layout.levels * of_group, of_group};
+        scratch.trees + t / kPrenormGroup * scratch.layout.levels * of_group,
+        product.floats(count)};
   }
   const Columns of_split = columns_of_split(a, split);
   const int64_t width = a.sizes.streams * a.sizes.hidden / a.groups;
