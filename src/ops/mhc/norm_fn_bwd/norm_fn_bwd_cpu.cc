@@ -149,8 +149,10 @@ inline void gradient_of_streams(const NormFnBackwardArgs& a, const Run& run, con
                                 int64_t first, int64_t tokens, int64_t at, int64_t count,
                                 const NextStrip<A>& soon) {
   // A run may begin within a line: at the border of a group, or of a thread's columns.
+  const StreamRows& to = a.grad_residual.rows;
   const bool streaming =
-      a.streaming && can_stream<A>(a.grad_residual.rows) && run.column * sizeof(A) % 64 == 0;
+      a.streaming && simd::rows_can_stream<A>(static_cast<const A*>(to.data) + run.column,
+                                              to.token_stride, to.stream_stride);
   for_each_tile(tokens, [&](auto size, int64_t token) EHC_SIMD_LAMBDA {
     constexpr int kRows = decltype(size)::value;
     TileSums<kRows> tile = zero_tile<kRows>();

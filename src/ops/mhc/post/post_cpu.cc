@@ -13,7 +13,6 @@
 // sums of a row fit the registers. What comes next is prefetched.
 // Activations are class E, grad_c and grad_a are class R per implementation: lanes depend on the
 // column alone, whatever the tiles. Tokens are independent.
-#include <type_traits>
 
 #include "ops/mhc/post/post_args.h"
 #include "ops/mhc/post/post_simd.h"
@@ -49,16 +48,6 @@ inline void forward(const PostForwardArgs& args, const Tile& tile) {
   if (streaming) simd::stream_fence();
 }
 
-// A pair of columns of gradients G, which are A or fp32, in the lane order of A.
-template <class A, class G>
-EHC_SIMD Pair load_grads(const G* from, int64_t count) {
-  if constexpr (std::is_same_v<A, G>) {
-    return simd::load_some(from, count);
-  } else {
-    return simd::load_f32_some<A>(from, count);
-  }
-}
-
 // y or a b_i, with the coefficients that its output has in the streams and what it gets back.
 template <class A, class G>
 struct MixedRow {
@@ -91,7 +80,7 @@ struct MixedRow {
     const Pair x = simd::load_some(row + column, count);
     Pair sum = simd::zero_pair();
     for (int64_t o = 0; o < count_of<kStreams>(streams); ++o) {
-      const Pair g = load_grads<A>(grads[o] + column, count);
+      const Pair g = load_gradient<A>(grads[o] + column, count);
       local[o] = fma(x, g, local[o]);
       sum = fma(simd::splat(coefficients[o]), g, sum);
     }

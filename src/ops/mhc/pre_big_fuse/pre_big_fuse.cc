@@ -29,8 +29,8 @@ constexpr auto kTable = table(
     out<&P::layer_input>("layer_input", "A[T,d]"), out<&P::post>("post", "F32[T,n]"),
     out<&P::comb>("comb", "F32[T,n,n]"),
     // Sums over splits, split, Sinkhorn, collapse, norm of the collapsed row.
-    flops("T*G*(S*(N+1)+N)"), flops("4*T*N"), flops("T*((2*repeat-1)*(2*n*n+n)+4*n*n)"),
-    flops("2*T*n*d"), flops("4*T*d", "layer_norm_weight"));
+    flops("T*G*(S*(N+1)+N)"), flops("4*T*N"), flops(kSinkhornFlops), flops("2*T*n*d"),
+    flops("4*T*d", "layer_norm_weight"));
 
 void check_sizes(const Schema& schema, const Bound& bound, const void* params) {
   const P& p = *static_cast<const P*>(params);

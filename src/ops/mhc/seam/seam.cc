@@ -244,7 +244,7 @@ constexpr auto kBroadcastForwardTable = table(
     out<&BF::state, &MixState::comb>("comb", "F32[T,n,n]"), saved_sums<&BF::state>(kOwnState),
     all_or_none("mixes mul sqr comb_logits"),
     // The parts of fn are added once; so the projection is d wide.
-    flops("N*K"), flops("T*(2*d*(N+1)+5*N)"), flops("T*((2*repeat-1)*(2*n*n+n)+4*n*n)"),
+    flops("N*K"), flops("T*(2*d*(N+1)+5*N)"), flops(kSinkhornFlops),
     flops("2*T*n*d", "form=classic"), flops("N*K", "norm_weight"),
     flops("4*T*d", "layer_norm_weight"));
 
@@ -260,9 +260,9 @@ constexpr auto kBroadcastBackwardTable =
           rules_of_sublayer<BB>(), attribute<&BB::form>("form", "classic/single_pass"),
           out<&BB::grad_hidden>("grad_hidden", "A[T,d]"), gradients_of_sublayer<BB>(), flops("N*K"),
           flops("T*d*(4*N+2+n)"), flops("4*T*n*d", "form=classic"), flops("T*(3*N+5+n*(4*n+21))"),
-          flops("3*T*((2*repeat-1)*(2*n*n+n)+4*n*n)"), flops("4*N*K", "norm_weight"),
+          flops(kSinkhornBackwardFlops), flops("4*N*K", "norm_weight"),
           flops("8*T*d", "layer_norm_weight"), flops("T*(2*d*(N+1)+5*N)", "!mixes"),
-          flops("T*((2*repeat-1)*(2*n*n+n)+4*n*n)", "!mixes"));
+          flops(kSinkhornFlops, "!mixes"));
 
 // n follows from N = n*n + 2n; K must too.
 template <class P, const Table& table>

@@ -10,10 +10,6 @@ namespace {
 inline constexpr int64_t kMatrixRoom =
     (kMaxStreams * kMaxStreams + simd::kPair - 1) / simd::kPair * simd::kPair;
 
-EHC_SIMD float* token_matrix(const Coefficients& rows, int64_t token) {
-  return rows.data + token * rows.token_stride;
-}
-
 EHC_SIMD bool is_packed(const Coefficients& rows, int64_t streams) {
   return rows.row_stride == streams || streams == 1;
 }
@@ -21,7 +17,7 @@ EHC_SIMD bool is_packed(const Coefficients& rows, int64_t streams) {
 // The matrix of a token, in place or copied to `room`.
 EHC_SIMD const float* packed_matrix(const Coefficients& rows, int64_t token, int64_t streams,
                                     float* room) {
-  const float* first = token_matrix(rows, token);
+  const float* first = token_values(rows, token);
   if (is_packed(rows, streams)) return first;
   for (int64_t i = 0; i < streams; ++i) {
     for (int64_t o = 0; o < streams; ++o) room[i * streams + o] = first[i * rows.row_stride + o];
@@ -32,7 +28,7 @@ EHC_SIMD const float* packed_matrix(const Coefficients& rows, int64_t token, int
 // Puts a packed matrix where rows lie apart.
 EHC_SIMD void unpack_matrix(const Coefficients& rows, int64_t token, int64_t streams,
                             const float* packed) {
-  float* first = token_matrix(rows, token);
+  float* first = token_values(rows, token);
   for (int64_t i = 0; i < streams; ++i) {
     for (int64_t o = 0; o < streams; ++o) first[i * rows.row_stride + o] = packed[i * streams + o];
   }

@@ -1,11 +1,17 @@
-// The attributes that lead from a projection to the coefficients of a sublayer.
+// The attributes that lead from a projection to the coefficients of a sublayer, and what the
+// iteration that they describe costs.
 #pragma once
 
+#include <string_view>
 #include <tuple>
 
 #include "core/schema_builder.h"
 
 namespace ehc::mhc {
+
+// Operations of Sinkhorn's iteration for `flops`.
+inline constexpr std::string_view kSinkhornFlops = "T*((2*repeat-1)*(2*n*n+n)+4*n*n)";
+inline constexpr std::string_view kSinkhornBackwardFlops = "3*T*((2*repeat-1)*(2*n*n+n)+4*n*n)";
 
 // Of a struct with members of these names: the operator's own, or one in it that `Members` lead to.
 template <class Rules, auto... Members>

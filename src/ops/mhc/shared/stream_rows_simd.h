@@ -35,15 +35,23 @@ EHC_SIMD TokenRows<G> gradient_rows(const GradientRows& rows, int64_t token) {
   return token_rows<G>(rows.rows, token - rows.first_token);
 }
 
-// A pair of columns of gradients, of which `count` exist, in the lane order of A.
+// A pair of columns of gradients G, which are A or fp32, of which `count` exist; in the lane order
+// of A.
+template <class A, class G>
+EHC_SIMD simd::Pair load_gradient(const G* from, int64_t count) {
+  if constexpr (std::is_same_v<A, G>) {
+    return simd::load_some(from, count);
+  } else {
+    return simd::load_f32_some<A>(from, count);
+  }
+}
 template <class A>
 EHC_SIMD simd::Pair load_gradient(const GradientRows& from, int64_t token, int64_t stream,
                                   int64_t column, int64_t count) {
   if (!from.is_f32) {
-    return simd::load_some(gradient_rows<const A>(from, token)[stream] + column, count);
+    return load_gradient<A>(gradient_rows<const A>(from, token)[stream] + column, count);
   }
-  const float* row = gradient_rows<const float>(from, token)[stream];
-  return simd::load_f32_some<A>(row + column, count);
+  return load_gradient<A>(gradient_rows<const float>(from, token)[stream] + column, count);
 }
 template <class A>
 EHC_SIMD void store_gradient(const GradientRows& to, int64_t token, int64_t stream, int64_t column,
@@ -86,6 +94,11 @@ struct TokenCoefficients {
 
 using StreamVector = TokenCoefficients<kMaxStreams>;
 using StreamMatrix = TokenCoefficients<kMaxStreams * kMaxStreams>;
+
+// Where a token's coefficients begin.
+EHC_SIMD float* token_values(const Coefficients& rows, int64_t token) {
+  return rows.data + token * rows.token_stride;
+}
 
 EHC_SIMD StreamVector stream_vector(const Coefficients& from, int64_t token, int64_t streams) {
   return {from, token, 1, streams};

@@ -106,19 +106,19 @@ constexpr auto saved_sums(const StateNames& name) {
 // Operations of an entry: the projection, the norm of its sums, split and Sinkhorn, and the norm
 // weights where there are some. The collapse comes apart.
 constexpr auto flops_of_entry() {
-  return std::tuple{flops("T*(2*K*(N+1)+5*N)"), flops("T*((2*repeat-1)*(2*n*n+n)+4*n*n)"),
-                    flops("N*K", "norm_weight"), flops("4*T*d", "layer_norm_weight")};
+  return std::tuple{flops("T*(2*K*(N+1)+5*N)"), flops(kSinkhornFlops), flops("N*K", "norm_weight"),
+                    flops("4*T*d", "layer_norm_weight")};
 }
 
 // Backwards, the collapse with it; once more forwards `unless` there is a saved state.
 constexpr auto flops_of_entry_bwd(std::string_view unless) {
   return std::tuple{flops("T*K*(4*N+6)"),
                     flops("T*(3*N+5+n*(4*n+21))"),
-                    flops("3*T*((2*repeat-1)*(2*n*n+n)+4*n*n)"),
+                    flops(kSinkhornBackwardFlops),
                     flops("4*N*K", "norm_weight"),
                     flops("8*T*d", "layer_norm_weight"),
                     flops("T*(2*K*(N+1)+5*N)", unless),
-                    flops("T*((2*repeat-1)*(2*n*n+n)+4*n*n)", unless)};
+                    flops(kSinkhornFlops, unless)};
 }
 
 }  // namespace ehc::mhc

@@ -2,6 +2,7 @@
 
 #include "backends/cpu/isa.h"
 #include "core/registry.h"
+#include "ops/mhc/shared/mix_group.h"
 #include "ops/mhc/shared/sinkhorn_call.h"
 #include "ops/mhc/shared/stream_call.h"
 
@@ -22,13 +23,13 @@ constexpr auto rule_attributes() {
 constexpr auto kForwardTable =
     table("mhc.sinkhorn_fwd", "2.7", "logits made a doubly stochastic matrix",
           in<&F::comb_logits>("comb_logits", "F32[T,n,n]"), rule_attributes<F>(),
-          out<&F::comb>("comb", "F32[T,n,n]"), flops("T*((2*repeat-1)*(2*n*n+n)+4*n*n)"));
+          out<&F::comb>("comb", "F32[T,n,n]"), flops(kSinkhornFlops));
 
 constexpr auto kBackwardTable = table(
     "mhc.sinkhorn_bwd", "2.7", "gradient of the Sinkhorn iteration",
     in<&B::grad_comb>("grad_comb", "F32[T,n,n]"), in<&B::comb_logits>("comb_logits", "F32[T,n,n]"),
     rule_attributes<B>(), out<&B::grad_comb_logits>("grad_comb_logits", "F32[T,n,n]"),
-    flops("3*T*((2*repeat-1)*(2*n*n+n)+4*n*n)"));
+    flops(kSinkhornBackwardFlops));
 
 template <class P>
 SinkhornRule rule_of(const P& p, const Bound& bound) {

@@ -88,7 +88,7 @@ EHC_SIMD void store_matrices(const Lanes* x, int64_t first, int64_t count, int64
                              const Coefficients& to) {
   if (is_packed(to, streams)) {
     store_tokens(x, count, streams * streams,
-                 [&](int64_t i) EHC_SIMD_LAMBDA { return token_matrix(to, first + i); });
+                 [&](int64_t i) EHC_SIMD_LAMBDA { return token_values(to, first + i); });
     return;
   }
   float room[kLanes][kMatrixRoom];

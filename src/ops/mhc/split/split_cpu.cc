@@ -51,10 +51,6 @@ EHC_SIMD Pair sigmoid_slope(Pair x, int64_t count) {
   return {simd::sigmoid_slope(x.a), count > kLanes ? simd::sigmoid_slope(x.b) : simd::zero()};
 }
 
-EHC_SIMD float* token_vector(const Coefficients& rows, int64_t token) {
-  return rows.data + token * rows.token_stride;
-}
-
 }  // namespace
 
 void split_fwd_tokens(const SplitForwardArgs& a, int64_t begin, int64_t end) {
@@ -67,16 +63,16 @@ void split_fwd_tokens(const SplitForwardArgs& a, int64_t begin, int64_t end) {
   }
   const bool packed = is_packed(a.comb_logits, n);
   for (int64_t t = begin; t < end; ++t) {
-    const float* mixes = token_vector(a.mixes, t);
+    const float* mixes = token_values(a.mixes, t);
     float gates[kPair];
     const Pair logit = fma(simd::load_some(mixes, gate.count), gate.scale, gate.base);
     simd::store(gates, fma(sigmoid(logit, gate.count), gate.factor, gate.shift));
-    float* pre = token_vector(a.pre, t);
-    float* post = token_vector(a.post, t);
+    float* pre = token_values(a.pre, t);
+    float* post = token_values(a.post, t);
     for (int64_t j = 0; j < n; ++j) pre[j] = gates[j], post[j] = gates[n + j];
 
     float room[kMatrixRoom];
-    float* logits = packed ? token_matrix(a.comb_logits, t) : room;
+    float* logits = packed ? token_values(a.comb_logits, t) : room;
     for (int64_t i = 0; i < matrix; i += kPair) {
       const int64_t count = matrix - i;
       const Pair mix = simd::load_some(mixes + 2 * n + i, count);
@@ -96,11 +92,11 @@ void split_bwd_chunk(const SplitBackwardArgs& a, const SplitPartial& partial, in
   for (Pair& x : of_scale) x = simd::zero_pair();
 
   for (int64_t t = begin; t < end; ++t) {
-    const float* mixes = token_vector(a.mixes, t);
-    float* grad_mixes = token_vector(a.grad_mixes, t);
+    const float* mixes = token_values(a.mixes, t);
+    float* grad_mixes = token_values(a.grad_mixes, t);
     float grads[kPair] = {};
-    const float* grad_pre = token_vector(a.grad_pre, t);
-    const float* grad_post = token_vector(a.grad_post, t);
+    const float* grad_pre = token_values(a.grad_pre, t);
+    const float* grad_post = token_values(a.grad_post, t);
     for (int64_t j = 0; j < n; ++j) grads[j] = grad_pre[j], grads[n + j] = grad_post[j];
     const Pair mix = simd::load_some(mixes, gate.count);
     const Pair slope = sigmoid_slope(fma(mix, gate.scale, gate.base), gate.count);
