@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <functional>
 
 #include "cli/cost.h"
 #include "core/cuda_timing.h"
@@ -14,24 +13,18 @@ namespace ehc::cli {
 
 namespace {
 
-constexpr double kWorkingSet = 1.25e9;  // bytes: several times the largest last-level cache
+// Bytes, several times the largest last-level cache.
+constexpr double kWorkingSet = 1.25e9;
+constexpr double kDeviceWorkingSet = 4e8;
 constexpr int kMostCopies = 64;
-
-double seconds_of(const Context& context, const std::function<void()>& work) {
-  if (context.device() == Device::cuda) {
-    return cuda_timing::time_on_stream(context.device_index(), context.stream(), work);
-  }
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 }  // namespace
 
 BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context_(context) {
   const auto copies = [&] {
     if (inputs.line().get("resident") == "true") return 1;
-    const double fit = kWorkingSet / std::max(1.0, bytes_);
+    const bool on_device = context_.device() == Device::cuda;
+    const double fit = (on_device ? kDeviceWorkingSet : kWorkingSet) / std::max(1.0, bytes_);
     return std::clamp(static_cast<int>(fit) + 1, 1, kMostCopies);
   };
   size_t workspace = 0;
@@ -74,6 +67,29 @@ BenchCase::BenchCase(const CaseInputs& inputs, const Context& context) : context
   context_.set_workspace(workspace_.data(), workspace_.bytes());
 }
 
+// The first run warms up, unless it took all the time there is.
+std::vector<double> BenchCase::time_runs(double seconds) {
+  std::vector<double> times;
+  double total = 0;
+  for (size_t next = 0; times.empty() || total < seconds; next = (next + 1) % calls_.size()) {
+    const auto start = std::chrono::steady_clock::now();
+    calls_[next].run(context_);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    total += taken.count();
+    times.push_back(taken.count());
+  }
+  if (times.size() > 2) times.erase(times.begin());
+  return times;
+}
+
+// A graph has the same number of calls of every copy, ten or more in all.
+std::vector<double> BenchCase::time_replays(double seconds) {
+  const auto copies = static_cast<int64_t>(calls_.size());
+  return cuda_timing::time_graph(
+      context_.device_index(), context_.stream(), (9 + copies) / copies * copies, seconds,
+      [&](int64_t i) { calls_[static_cast<size_t>(i % copies)].run(context_); });
+}
+
 Timing BenchCase::time(const std::string& implementation, double seconds) {
   Timing timing;
   context_.set_implementation(implementation);
@@ -89,18 +105,12 @@ Timing BenchCase::time(const std::string& implementation, double seconds) {
     return timing;
   }
 
-  // The first run warms up, unless it took all the time there is.
-  std::vector<double> times;
-  double total = 0;
-  for (size_t next = 0; times.empty() || total < seconds; next = (next + 1) % calls_.size()) {
-    const double taken = seconds_of(context_, [&] { calls_[next].run(context_); });
-    total += taken;
-    times.push_back(taken);
-  }
-  if (times.size() > 2) times.erase(times.begin());
+  const bool on_device = context_.device() == Device::cuda;
+  std::vector<double> times = on_device ? time_replays(seconds) : time_runs(seconds);
   std::sort(times.begin(), times.end());
   timing.best = times.front();
   timing.median = times[times.size() / 2];
+  timing.rated = on_device ? timing.median : timing.best;
   timing.repeats = static_cast<int64_t>(times.size());
   return timing;
 }

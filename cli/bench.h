@@ -14,6 +14,7 @@ struct Timing {
   std::string implementation;  // empty: this call was refused
   double best = 0;             // seconds
   double median = 0;
+  double rated = 0;  // what rates are made of: the best, on a device the median
   int64_t repeats = 0;
 };
 
@@ -24,10 +25,15 @@ class BenchCase {
   [[nodiscard]] double bytes() const { return bytes_; }
   // Operations, of an operator that says how many; else 0.
   [[nodiscard]] double flops() const { return flops_; }
-  // `implementation` empty: the library's choice. Repeats for `seconds`, at least once.
+  // `implementation` empty: the library's choice. Repeats for `seconds`, at least once; on a device
+  // in replays of a graph of many calls.
   Timing time(const std::string& implementation, double seconds);
 
  private:
+  // Seconds of each run, or per call of each replay.
+  std::vector<double> time_runs(double seconds);
+  std::vector<double> time_replays(double seconds);
+
   Context context_;
   double bytes_ = 0;
   double flops_ = 0;

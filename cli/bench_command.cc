@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "cli/bench.h"
@@ -15,6 +16,7 @@
 #include "cli/progress.h"
 #include "cli/selection.h"
 #include "core/cuda_support.h"
+#include "core/cuda_timing.h"
 #include "core/file_io.h"
 #include "ehc/error.h"
 #include "ehc/version.h"
@@ -92,15 +94,15 @@ void print_rows(const std::vector<Row>& rows, const Ceilings& ceilings) {
       fmt::print("{}\n", line);
     }
     const Timing& t = row.timing;
-    const double rate = row.bytes / t.best;
+    const double rate = row.bytes / t.rated;
     const std::string factor =
-        row.reference_seconds > 0 ? fmt::format("{:.2f}", row.reference_seconds / t.best) : "-";
+        row.reference_seconds > 0 ? fmt::format("{:.2f}", row.reference_seconds / t.rated) : "-";
     const std::string of_fma = row.shows_fma() && ceilings.fma > 0
-                                   ? fmt::format("{:.3f}", row.flops / t.best / ceilings.fma)
+                                   ? fmt::format("{:.3f}", row.flops / t.rated / ceilings.fma)
                                    : "-";
     fmt::print("  {:<16} {:>12} {:>12} {:>10.2f} {:>8.3f} {:>8} {:>12.4g} {:>12}\n",
                t.implementation, time_text(t.best), time_text(t.median), rate * 1e-9,
-               rate / ceilings.copy, of_fma, row.tokens / t.best, factor);
+               rate / ceilings.copy, of_fma, row.tokens / t.rated, factor);
   }
 }
 
@@ -113,12 +115,12 @@ Json to_json(const Row& row, const Ceilings& ceilings) {
               {"median_seconds", t.median},
               {"repeats", t.repeats},
               {"bytes", row.bytes},
-              {"bytes_per_second", row.bytes / t.best},
-              {"share_of_copy", row.bytes / t.best / ceilings.copy},
-              {"tokens_per_second", row.tokens / t.best}};
-  if (row.flops > 0) out["flops_per_second"] = row.flops / t.best;
-  if (row.shows_fma() && ceilings.fma > 0) out["share_of_fma"] = row.flops / t.best / ceilings.fma;
-  if (row.reference_seconds > 0) out["times_reference"] = row.reference_seconds / t.best;
+              {"bytes_per_second", row.bytes / t.rated},
+              {"share_of_copy", row.bytes / t.rated / ceilings.copy},
+              {"tokens_per_second", row.tokens / t.rated}};
+  if (row.flops > 0) out["flops_per_second"] = row.flops / t.rated;
+  if (row.shows_fma() && ceilings.fma > 0) out["share_of_fma"] = row.flops / t.rated / ceilings.fma;
+  if (row.reference_seconds > 0) out["times_reference"] = row.reference_seconds / t.rated;
   return out;
 }
 
@@ -148,7 +150,12 @@ std::string refuse_seconds(const std::string& text) {
 
 void run(const Options& o) {
   if (!o.json.empty()) require_writable(o.json);
-  const Context context = o.device == "cuda" ? Context::cuda(0, nullptr) : Context::cpu(o.threads);
+  std::optional<cuda_timing::Stream> stream;
+  if (o.device == "cuda") {
+    cuda_support::require_device(0);
+    stream.emplace(0);
+  }
+  const Context context = stream ? Context::cuda(0, stream->get()) : Context::cpu(o.threads);
   const std::vector<const Operator*> operators = select_operators(o.operators);
   std::vector<CaseLine> lines;
   for (const CaseLine& line : select_cases(bench_case_texts(), o.cases)) {
@@ -205,18 +212,26 @@ void run(const Options& o) {
     fmt::print("copy: {:.2f} GB/s read and written ({}, {} threads)\n", ceilings.copy * 1e-9,
                copy.best_way(), threads);
   }
+  if (copy.read() > 0) {
+    fmt::print("read: {:.2f} GB/s; read once, written four times: {:.2f} GB/s\n",
+               copy.read() * 1e-9, copy.one_to_four() * 1e-9);
+  }
   if (ceilings.fma > 0) {
     fmt::print("fp32 FMA: {:.0f} GFLOP/s ({} threads)\n", ceilings.fma * 1e-9, threads);
   }
   if (o.json.empty()) return;
-  const Json all = {{"version", EHC_VERSION_STRING},
-                    {"device", o.device == "cuda" ? cuda_support::describe_device(0) : "cpu"},
-                    {"threads", threads},
-                    {"copy_bytes_per_second", ceilings.copy},
-                    {"fma_flops_per_second", ceilings.fma},
-                    {"copy_way", copy.best_way()},
-                    {"results", results},
-                    {"calls", calls}};
+  Json all = {{"version", EHC_VERSION_STRING},
+              {"device", o.device == "cuda" ? cuda_support::describe_device(0) : "cpu"},
+              {"threads", threads},
+              {"copy_bytes_per_second", ceilings.copy},
+              {"fma_flops_per_second", ceilings.fma},
+              {"copy_way", copy.best_way()},
+              {"results", results},
+              {"calls", calls}};
+  if (copy.read() > 0) {
+    all["read_bytes_per_second"] = copy.read();
+    all["one_to_four_bytes_per_second"] = copy.one_to_four();
+  }
   const std::string text = all.dump(1) + "\n";
   const std::string_view parts[] = {text};
   write_file(o.json, parts);

@@ -1,5 +1,6 @@
 #include "cli/copy_rate.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -69,7 +70,10 @@ double CopyRate::measure() {
     best_way_ = way;
   };
   if (context_.device() == Device::cuda) {
-    keep(cuda_timing::time_copy(context_.device_index(), kBytes), "cudaMemcpyAsync");
+    const cuda_timing::Rates rates = cuda_timing::measure_rates(context_.device_index());
+    keep(2.0 * static_cast<double>(kBytes) / rates.copy, rates.copy_way);
+    read_ = std::max(read_, rates.read);
+    one_to_four_ = std::max(one_to_four_, rates.one_to_four);
     return best_;
   }
   if (from_.bytes() == 0) {

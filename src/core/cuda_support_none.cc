@@ -25,7 +25,11 @@ void synchronize(int, void*) { no_cuda(); }
 
 namespace ehc::cuda_timing {
 
-double time_copy(int, size_t) { cuda_support::no_cuda(); }
-double time_on_stream(int, void*, const std::function<void()>&) { cuda_support::no_cuda(); }
+Stream::Stream(int index) : index_(index) { cuda_support::no_cuda(); }
+Stream::~Stream() = default;
+Rates measure_rates(int) { cuda_support::no_cuda(); }
+std::vector<double> time_graph(int, void*, int64_t, double, const std::function<void(int64_t)>&) {
+  cuda_support::no_cuda();
+}
 
 }  // namespace ehc::cuda_timing

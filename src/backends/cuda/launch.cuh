@@ -50,4 +50,20 @@ void launch(const char* name, int device, void* stream, void (*kernel)(Params...
   check(name, cudaGetLastError());
 }
 
+// One thread for every i in [0, count): calls body(i).
+template <class Body>
+__global__ void each_kernel(const __grid_constant__ Body body, int64_t count) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) body(i);
+}
+
+// Blocks are small, so that few indices with long work still spread over the device.
+template <class Body>
+void launch_each(const char* name, int device, void* stream, int64_t count, const Body& body) {
+  constexpr int kThreads = 64;
+  if (count == 0) return;
+  launch(name, device, stream, each_kernel<Body>, dim3(blocks((count + kThreads - 1) / kThreads)),
+         dim3(kThreads), 0, body, count);
+}
+
 }  // namespace ehc::cuda

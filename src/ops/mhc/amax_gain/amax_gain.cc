@@ -1,6 +1,7 @@
 #include "ehc/mhc/amax_gain.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/mhc/amax_gain/amax_gain_args.h"
@@ -9,6 +10,8 @@ namespace ehc::mhc {
 
 template <class Real>
 void amax_gain_reference(const AmaxGainArgs& args, int64_t begin, int64_t end);
+
+void amax_gain_cuda(const AmaxGainArgs& args, int64_t tokens, int device, void* stream);
 
 namespace {
 
@@ -24,24 +27,31 @@ constexpr auto kTable =
 
 LayerGains layer_gains(const Tensor& t) { return {t.as<float>(), t.stride[0], t.stride[1]}; }
 
+AmaxGainArgs make_args(const Call& call) {
+  const P& p = *static_cast<const P*>(call.params);
+  return {.layers = call.bound["L"],
+          .streams = call.bound["n"],
+          .comb = p.comb.as<float>(),
+          .comb_layer_stride = p.comb.stride[0],
+          .comb_token_stride = p.comb.stride[1],
+          .comb_row_stride = p.comb.stride[2],
+          .forward = layer_gains(p.forward_gain),
+          .backward = layer_gains(p.backward_gain),
+          .composite_forward = p.composite_forward_gain.as<float>(),
+          .composite_backward = p.composite_backward_gain.as<float>()};
+}
+
 template <auto Tokens>
 void run(const Call& call) {
-  const P& p = *static_cast<const P*>(call.params);
-  const AmaxGainArgs args = {.layers = call.bound["L"],
-                             .streams = call.bound["n"],
-                             .comb = p.comb.as<float>(),
-                             .comb_layer_stride = p.comb.stride[0],
-                             .comb_token_stride = p.comb.stride[1],
-                             .comb_row_stride = p.comb.stride[2],
-                             .forward = layer_gains(p.forward_gain),
-                             .backward = layer_gains(p.backward_gain),
-                             .composite_forward = p.composite_forward_gain.as<float>(),
-                             .composite_backward = p.composite_backward_gain.as<float>()};
+  const AmaxGainArgs args = make_args(call);
   parallel_for(call.context, call.bound["T"], 256,
                [&](int64_t begin, int64_t end) { Tokens(args, begin, end); });
 }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_range_on_device<&make_args, &amax_gain_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa) \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run<&isa::amax_gain_tokens>, nullptr},
     EHC_EACH_ISA(EHC_LIST)

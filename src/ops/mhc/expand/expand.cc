@@ -1,6 +1,7 @@
 #include "ehc/mhc/expand.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/registry.h"
 #include "ops/mhc/expand/expand_args.h"
 #include "ops/mhc/pre_apply/pre_apply_args.h"
@@ -10,6 +11,10 @@ namespace ehc::mhc {
 
 template <class Real>
 void expand_bwd_reference(const PreApplyForwardArgs& args, const Tile& tile);
+
+void expand_fwd_cuda(const ExpandForwardArgs& args, int device, void* stream);
+// Without a look at the coefficients.
+void expand_bwd_cuda(const PreApplyForwardArgs& args, int device, void* stream);
 
 namespace {
 
@@ -26,32 +31,45 @@ constexpr auto kBackwardTable =
           in<&B::grad_residual>("grad_residual", "A[T,n,d]"),
           out<&B::grad_hidden>("grad_hidden", "A[T,d]"), flops("T*(n-1)*d"));
 
-template <auto Kernel>
-void run_forward(const Call& call) {
+ExpandForwardArgs forward_args(const Call& call) {
   const F& p = *static_cast<const F*>(call.params);
   const StreamSizes sizes = stream_sizes(call.bound);
-  const ExpandForwardArgs args = {.sizes = sizes,
-                                  .hidden = stream_rows(p.hidden),
-                                  .residual = stream_rows(p.residual),
-                                  .streaming = exceeds_cache(sizes, sizes.streams + 1)};
-  for_each_tile(call.context, sizes, [&](const Tile& tile) { Kernel(args, tile); });
+  return {.sizes = sizes,
+          .hidden = stream_rows(p.hidden),
+          .residual = stream_rows(p.residual),
+          .streaming = exceeds_cache(sizes, sizes.streams + 1)};
+}
+
+template <auto Kernel>
+void run_forward(const Call& call) {
+  const ExpandForwardArgs args = forward_args(call);
+  for_each_tile(call.context, args.sizes, [&](const Tile& tile) { Kernel(args, tile); });
+}
+
+// Without coefficients.
+PreApplyForwardArgs backward_args(const Call& call) {
+  const B& p = *static_cast<const B*>(call.params);
+  const StreamSizes sizes = stream_sizes(call.bound);
+  return {.sizes = sizes,
+          .residual = stream_rows(p.grad_residual),
+          .pre = {},
+          .layer_input = stream_rows(p.grad_hidden),
+          .streaming = exceeds_cache(sizes, sizes.streams + 1)};
 }
 
 // The same coefficients for every token.
 template <auto Kernel>
 void run_backward(const Call& call) {
   float ones[kMaxStreams] = {1, 1, 1, 1, 1, 1, 1, 1};
-  const B& p = *static_cast<const B*>(call.params);
-  const StreamSizes sizes = stream_sizes(call.bound);
-  const PreApplyForwardArgs args = {.sizes = sizes,
-                                    .residual = stream_rows(p.grad_residual),
-                                    .pre = {ones, 0, 0},
-                                    .layer_input = stream_rows(p.grad_hidden),
-                                    .streaming = exceeds_cache(sizes, sizes.streams + 1)};
-  for_each_tile(call.context, sizes, [&](const Tile& tile) { Kernel(args, tile); });
+  PreApplyForwardArgs args = backward_args(call);
+  args.pre.data = ones;
+  for_each_tile(call.context, args.sizes, [&](const Tile& tile) { Kernel(args, tile); });
 }
 
 constexpr Implementation kForwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&forward_args, &expand_fwd_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                            \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_forward<&isa::expand_fwd_tile>, \
    nullptr},
@@ -61,6 +79,9 @@ constexpr Implementation kForwardImplementations[] = {
 };
 
 constexpr Implementation kBackwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&backward_args, &expand_bwd_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_backward<&isa::pre_apply_fwd_tile>, nullptr},

@@ -1,6 +1,7 @@
 #include "ehc/mhc/head_mix.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/registry.h"
 #include "core/token_chunks.h"
 #include "core/workspace.h"
@@ -9,6 +10,12 @@
 #include "ops/mhc/split/split_args.h"
 
 namespace ehc::mhc {
+
+void head_mix_fwd_cuda(const HeadMixForwardArgs& args, int64_t tokens, int device, void* stream);
+void head_mix_bwd_cuda(const HeadMixBackwardArgs& args, float* scale, float* base, int64_t tokens,
+                       int device, void* stream);
+void add_partials_cuda(const char* name, const PartialSum& first, const PartialSum& second,
+                       int device, void* stream);
 
 namespace {
 
@@ -33,15 +40,19 @@ constexpr auto kBackwardTable =
 
 constexpr int64_t kGrain = 1024;  // tokens
 
+HeadMixForwardArgs forward_args(const Call& call) {
+  const F& p = *static_cast<const F*>(call.params);
+  return {.streams = call.bound["n"],
+          .mixes = coefficients(p.mixes),
+          .scale = p.scale.as<float>(),
+          .base = p.base.as<float>(),
+          .pre_eps = static_cast<float>(*p.pre_eps),
+          .pre = coefficients(p.pre)};
+}
+
 template <auto Tokens>
 void run_forward(const Call& call) {
-  const F& p = *static_cast<const F*>(call.params);
-  const HeadMixForwardArgs args = {.streams = call.bound["n"],
-                                   .mixes = coefficients(p.mixes),
-                                   .scale = p.scale.as<float>(),
-                                   .base = p.base.as<float>(),
-                                   .pre_eps = static_cast<float>(*p.pre_eps),
-                                   .pre = coefficients(p.pre)};
+  const HeadMixForwardArgs args = forward_args(call);
   parallel_for(call.context, call.bound["T"], kGrain,
                [&](int64_t begin, int64_t end) { Tokens(args, begin, end); });
 }
@@ -64,29 +75,64 @@ size_t backward_workspace(const Call& call) {
   return workspace.bytes();
 }
 
+HeadMixBackwardArgs backward_args(const Call& call) {
+  const B& p = *static_cast<const B*>(call.params);
+  return {.streams = call.bound["n"],
+          .grad_pre = coefficients(p.grad_pre),
+          .mixes = coefficients(p.mixes),
+          .scale = p.scale.as<float>(),
+          .base = p.base.as<float>(),
+          .grad_mixes = coefficients(p.grad_mixes)};
+}
+
+// What becomes of the partials.
+struct GradientSums {
+  PartialSum scale, base;
+
+  GradientSums(const Call& call, const Partials& partials) {
+    const B& p = *static_cast<const B*>(call.params);
+    const int64_t n = call.bound["n"];
+    scale = {partials.chunks,         1, partials.scale, 1, p.grad_scale_acc.as<float>(),
+             p.grad_scale.as<float>()};
+    base = {partials.chunks,        n, partials.base, n, p.grad_base_acc.as<float>(),
+            p.grad_base.as<float>()};
+  }
+};
+
 template <auto Chunk, auto Add>
 void run_backward(const Call& call) {
-  const B& p = *static_cast<const B*>(call.params);
   const int64_t tokens = call.bound["T"];
   const int64_t n = call.bound["n"];
   Workspace workspace(call.context.workspace());
   const Partials partials(workspace, call.bound);
-  const HeadMixBackwardArgs args = {.streams = n,
-                                    .grad_pre = coefficients(p.grad_pre),
-                                    .mixes = coefficients(p.mixes),
-                                    .scale = p.scale.as<float>(),
-                                    .base = p.base.as<float>(),
-                                    .grad_mixes = coefficients(p.grad_mixes)};
+  const HeadMixBackwardArgs args = backward_args(call);
   parallel_chunks(call.context, tokens, tokens_of_chunk(tokens),
                   [&](int64_t chunk, int64_t begin, int64_t end) {
                     Chunk(args, begin, end, partials.scale + chunk, partials.base + chunk * n);
                   });
-  Add({partials.chunks, 1, partials.scale, 1, p.grad_scale_acc.as<float>(),
-       p.grad_scale.as<float>()});
-  Add({partials.chunks, n, partials.base, n, p.grad_base_acc.as<float>(), p.grad_base.as<float>()});
+  const GradientSums sums(call, partials);
+  Add(sums.scale);
+  Add(sums.base);
 }
 
+#if EHC_HAS_CUDA
+void run_backward_cuda(const Call& call) {
+  const int device = call.context.device_index();
+  void* stream = call.context.stream();
+  Workspace workspace(call.context.workspace());
+  const Partials partials(workspace, call.bound);
+  head_mix_bwd_cuda(backward_args(call), partials.scale, partials.base, call.bound["T"], device,
+                    stream);
+  const GradientSums sums(call, partials);
+  add_partials_cuda("mhc.head_mix_bwd", sums.scale, sums.base, device, stream);
+}
+#endif
+
 constexpr Implementation kForwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_range_on_device<&forward_args, &head_mix_fwd_cuda>,
+     nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_forward<&isa::head_mix_fwd_tokens>, nullptr},
@@ -97,6 +143,9 @@ constexpr Implementation kForwardImplementations[] = {
 };
 
 constexpr Implementation kBackwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_backward_cuda, &backward_workspace},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_backward<&isa::head_mix_bwd_chunk, &isa::add_partials>, &backward_workspace},

@@ -1,11 +1,15 @@
 #include "ehc/mhc/merge.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/registry.h"
 #include "ops/mhc/merge/merge_args.h"
 #include "ops/mhc/shared/stream_call.h"
 
 namespace ehc::mhc {
+
+void merge_fwd_cuda(const MergeForwardArgs& args, int64_t columns, int device, void* stream);
+void merge_bwd_cuda(const MergeBackwardArgs& args, int64_t columns, int device, void* stream);
 
 namespace {
 
@@ -30,31 +34,42 @@ constexpr auto kBackwardTable =
 // Columns of which a thread takes at least so many.
 int64_t grain_of(int64_t mixes) { return 32768 / mixes; }
 
+MergeForwardArgs forward_args(const Call& call) {
+  const F& p = *static_cast<const F*>(call.params);
+  return {call.bound["M"], mix_rows(p.fn), p.norm_weight.as<float>(), mix_rows(p.fn_merged)};
+}
+
 template <auto Columns>
 void run_forward(const Call& call) {
-  const F& p = *static_cast<const F*>(call.params);
-  const MergeForwardArgs args = {call.bound["M"], mix_rows(p.fn), p.norm_weight.as<float>(),
-                                 mix_rows(p.fn_merged)};
+  const MergeForwardArgs args = forward_args(call);
   parallel_for(call.context, call.bound["K"], grain_of(args.mixes),
                [&](int64_t begin, int64_t end) { Columns(args, begin, end); });
 }
 
+MergeBackwardArgs backward_args(const Call& call) {
+  const B& p = *static_cast<const B*>(call.params);
+  return {.mixes = call.bound["M"],
+          .grad_merged = mix_rows(p.grad_fn_merged),
+          .fn = mix_rows(p.fn),
+          .norm_weight = p.norm_weight.as<float>(),
+          .grad_fn_acc = mix_rows(p.grad_fn_acc),
+          .grad_weight_acc = p.grad_norm_weight_acc.as<float>(),
+          .grad_fn = mix_rows(p.grad_fn),
+          .grad_weight = p.grad_norm_weight.as<float>()};
+}
+
 template <auto Columns>
 void run_backward(const Call& call) {
-  const B& p = *static_cast<const B*>(call.params);
-  const MergeBackwardArgs args = {.mixes = call.bound["M"],
-                                  .grad_merged = mix_rows(p.grad_fn_merged),
-                                  .fn = mix_rows(p.fn),
-                                  .norm_weight = p.norm_weight.as<float>(),
-                                  .grad_fn_acc = mix_rows(p.grad_fn_acc),
-                                  .grad_weight_acc = p.grad_norm_weight_acc.as<float>(),
-                                  .grad_fn = mix_rows(p.grad_fn),
-                                  .grad_weight = p.grad_norm_weight.as<float>()};
+  const MergeBackwardArgs args = backward_args(call);
   parallel_for(call.context, call.bound["K"], grain_of(args.mixes),
                [&](int64_t begin, int64_t end) { Columns(args, begin, end); });
 }
 
 constexpr Implementation kForwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr,
+     &run_range_on_device<&forward_args, &merge_fwd_cuda, symbol("K")>, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                              \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_forward<&isa::merge_fwd_columns>, \
    nullptr},
@@ -65,6 +80,10 @@ constexpr Implementation kForwardImplementations[] = {
 };
 
 constexpr Implementation kBackwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr,
+     &run_range_on_device<&backward_args, &merge_bwd_cuda, symbol("K")>, nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_backward<&isa::merge_bwd_columns>, nullptr},

@@ -10,6 +10,8 @@ namespace ehc::mhc {
 template <class Real>
 void recompute_reference(const RecomputeArgs& args, const Tile& tile);
 
+void recompute_cuda(const RecomputeArgs& args, int device, void* stream);
+
 namespace {
 
 using P = MultilayerRecompute;
@@ -52,31 +54,48 @@ RecomputeLayer layer_of(const P& p, size_t l, int lead) {
 
 // A fixed number of layers at a time: they are described on the stack, and a block that goes on
 // starts from the last residual of the one before.
-template <auto Kernel>
-void run(const Call& call) {
-  constexpr size_t kTogether = 64;
+template <class Recompute>
+void run_blocks(const Call& call, const Recompute& recompute) {
   const P& p = *static_cast<const P*>(call.params);
   const StreamSizes sizes = stream_sizes(call.bound);
   const int64_t layers = call.bound["L"];
   const int64_t posts = call.bound["Lp"];
-  RecomputeLayer block[kTogether];
+  RecomputeLayer block[kRecomputedTogether];
   RecomputeArgs args = {
       .sizes = sizes,
       .residual = stream_rows(p.residual),
       .layers = block,
       .streaming = exceeds_cache(sizes, sizes.streams + layers + posts * (sizes.streams + 1))};
-  for (size_t first = 0; first < p.pre.size(); first += kTogether) {
-    const size_t count = std::min(kTogether, p.pre.size() - first);
+  for (size_t first = 0; first < p.pre.size(); first += kRecomputedTogether) {
+    const size_t count = std::min(kRecomputedTogether, p.pre.size() - first);
     for (size_t k = 0; k < count; ++k) {
       block[k] = layer_of(p, first + k, call.bound.lead_rank);
     }
     args.layer_count = static_cast<int64_t>(count);
-    for_each_tile(call.context, sizes, [&](const Tile& tile) { Kernel(args, tile); });
+    recompute(args);
     args.residual = block[count - 1].new_residual;
   }
 }
 
+template <auto Kernel>
+void run(const Call& call) {
+  run_blocks(call, [&](const RecomputeArgs& args) {
+    for_each_tile(call.context, args.sizes, [&](const Tile& tile) { Kernel(args, tile); });
+  });
+}
+
+#if EHC_HAS_CUDA
+void run_cuda(const Call& call) {
+  run_blocks(call, [&](const RecomputeArgs& args) {
+    recompute_cuda(args, call.context.device_index(), call.context.stream());
+  });
+}
+#endif
+
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_cuda, nullptr},
+#endif
 #define EHC_LIST(isa) \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run<&isa::recompute_tile>, nullptr},
     EHC_EACH_ISA(EHC_LIST)

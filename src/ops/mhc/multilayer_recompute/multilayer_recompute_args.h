@@ -17,6 +17,9 @@ struct RecomputeLayer {
   StreamRows new_residual;  // A[T,n,d]
 };
 
+// Layers of a call; more take further calls.
+inline constexpr size_t kRecomputedTogether = 64;
+
 struct RecomputeArgs {
   StreamSizes sizes;
   StreamRows residual;  // A[T,n,d]

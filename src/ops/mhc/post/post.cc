@@ -1,11 +1,15 @@
 #include "ehc/mhc/post.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/registry.h"
 #include "ops/mhc/post/post_args.h"
 #include "ops/mhc/shared/stream_call.h"
 
 namespace ehc::mhc {
+
+void post_fwd_cuda(const PostForwardArgs& args, int device, void* stream);
+void post_bwd_cuda(const PostBackwardArgs& args, int device, void* stream);
 
 namespace {
 
@@ -29,42 +33,52 @@ constexpr auto kBackwardTable =
           out<&B::grad_post>("grad_post", "F32[T,n]"),
           out<&B::grad_comb>("grad_comb", "F32[T,n,n]"), flops("4*T*d*n*(n+1)"));
 
-template <auto Kernel>
-void run_forward(const Call& call) {
+PostForwardArgs forward_args(const Call& call) {
   const F& p = *static_cast<const F*>(call.params);
   const StreamSizes sizes = stream_sizes(call.bound);
   const bool in_place = p.new_residual.data == p.residual.data;
-  const PostForwardArgs args = {
-      .sizes = sizes,
-      .layer_output = stream_rows(p.layer_output),
-      .residual = stream_rows(p.residual),
-      .post = coefficients(p.post),
-      .comb = coefficients(p.comb),
-      .new_residual = stream_rows(p.new_residual),
-      .streaming = !in_place && exceeds_cache(sizes, 2 * sizes.streams + 1)};
-  for_each_tile(call.context, sizes, [&](const Tile& tile) { Kernel(args, tile); });
+  return {.sizes = sizes,
+          .layer_output = stream_rows(p.layer_output),
+          .residual = stream_rows(p.residual),
+          .post = coefficients(p.post),
+          .comb = coefficients(p.comb),
+          .new_residual = stream_rows(p.new_residual),
+          .streaming = !in_place && exceeds_cache(sizes, 2 * sizes.streams + 1)};
+}
+
+template <auto Kernel>
+void run_forward(const Call& call) {
+  const PostForwardArgs args = forward_args(call);
+  for_each_tile(call.context, args.sizes, [&](const Tile& tile) { Kernel(args, tile); });
+}
+
+PostBackwardArgs backward_args(const Call& call) {
+  const B& p = *static_cast<const B*>(call.params);
+  const StreamSizes sizes = stream_sizes(call.bound);
+  return {.sizes = sizes,
+          .grad_new_residual = {stream_rows(p.grad_new_residual)},
+          .layer_output = stream_rows(p.layer_output),
+          .residual = stream_rows(p.residual),
+          .post = coefficients(p.post),
+          .comb = coefficients(p.comb),
+          .grad_layer_output = stream_rows(p.grad_layer_output),
+          .grad_residual = stream_rows(p.grad_residual),
+          .grad_post = coefficients(p.grad_post),
+          .grad_comb = coefficients(p.grad_comb),
+          .streaming = exceeds_cache(sizes, 3 * sizes.streams + 2)};
 }
 
 template <auto Tokens>
 void run_backward(const Call& call) {
-  const B& p = *static_cast<const B*>(call.params);
-  const StreamSizes sizes = stream_sizes(call.bound);
-  const PostBackwardArgs args = {.sizes = sizes,
-                                 .grad_new_residual = {stream_rows(p.grad_new_residual)},
-                                 .layer_output = stream_rows(p.layer_output),
-                                 .residual = stream_rows(p.residual),
-                                 .post = coefficients(p.post),
-                                 .comb = coefficients(p.comb),
-                                 .grad_layer_output = stream_rows(p.grad_layer_output),
-                                 .grad_residual = stream_rows(p.grad_residual),
-                                 .grad_post = coefficients(p.grad_post),
-                                 .grad_comb = coefficients(p.grad_comb),
-                                 .streaming = exceeds_cache(sizes, 3 * sizes.streams + 2)};
-  parallel_for(call.context, sizes.tokens, tokens_of_grain(sizes),
+  const PostBackwardArgs args = backward_args(call);
+  parallel_for(call.context, args.sizes.tokens, tokens_of_grain(args.sizes),
                [&](int64_t begin, int64_t end) { Tokens(args, begin, end); });
 }
 
 constexpr Implementation kForwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&forward_args, &post_fwd_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                          \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_forward<&isa::post_fwd_tile>, \
    nullptr},
@@ -75,6 +89,9 @@ constexpr Implementation kForwardImplementations[] = {
 };
 
 constexpr Implementation kBackwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&backward_args, &post_bwd_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                             \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_backward<&isa::post_bwd_tokens>, \
    nullptr},

@@ -1,11 +1,15 @@
 #include "ehc/mhc/pre_apply.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/registry.h"
 #include "ops/mhc/pre_apply/pre_apply_args.h"
 #include "ops/mhc/shared/stream_call.h"
 
 namespace ehc::mhc {
+
+void pre_apply_fwd_cuda(const PreApplyForwardArgs& args, int device, void* stream);
+void pre_apply_bwd_cuda(const PreApplyBackwardArgs& args, int device, void* stream);
 
 namespace {
 
@@ -25,38 +29,48 @@ constexpr auto kBackwardTable =
           out<&B::grad_residual>("grad_residual", "A[T,n,d]").may_alias("grad_residual_acc"),
           out<&B::grad_pre>("grad_pre", "F32[T,n]"), flops("4*T*n*d"));
 
-template <auto Kernel>
-void run_forward(const Call& call) {
+PreApplyForwardArgs forward_args(const Call& call) {
   const F& p = *static_cast<const F*>(call.params);
   const StreamSizes sizes = stream_sizes(call.bound);
-  const PreApplyForwardArgs args = {.sizes = sizes,
-                                    .residual = stream_rows(p.residual),
-                                    .pre = coefficients(p.pre),
-                                    .layer_input = stream_rows(p.layer_input),
-                                    .streaming = exceeds_cache(sizes, sizes.streams + 1)};
-  for_each_tile(call.context, sizes, [&](const Tile& tile) { Kernel(args, tile); });
+  return {.sizes = sizes,
+          .residual = stream_rows(p.residual),
+          .pre = coefficients(p.pre),
+          .layer_input = stream_rows(p.layer_input),
+          .streaming = exceeds_cache(sizes, sizes.streams + 1)};
 }
 
-template <auto Tokens>
-void run_backward(const Call& call) {
+template <auto Kernel>
+void run_forward(const Call& call) {
+  const PreApplyForwardArgs args = forward_args(call);
+  for_each_tile(call.context, args.sizes, [&](const Tile& tile) { Kernel(args, tile); });
+}
+
+PreApplyBackwardArgs backward_args(const Call& call) {
   const B& p = *static_cast<const B*>(call.params);
   const StreamSizes sizes = stream_sizes(call.bound);
   const bool adds = p.grad_residual_acc.present();
   const bool in_place = adds && p.grad_residual.data == p.grad_residual_acc.data;
-  const PreApplyBackwardArgs args = {
-      .sizes = sizes,
-      .grad_layer_input = stream_rows(p.grad_layer_input),
-      .residual = stream_rows(p.residual),
-      .pre = coefficients(p.pre),
-      .grad_residual_acc = stream_rows(p.grad_residual_acc),
-      .grad_residual = stream_rows(p.grad_residual),
-      .grad_pre = coefficients(p.grad_pre),
-      .streaming = !in_place && exceeds_cache(sizes, (adds ? 3 : 2) * sizes.streams + 1)};
-  parallel_for(call.context, sizes.tokens, tokens_of_grain(sizes),
+  return {.sizes = sizes,
+          .grad_layer_input = stream_rows(p.grad_layer_input),
+          .residual = stream_rows(p.residual),
+          .pre = coefficients(p.pre),
+          .grad_residual_acc = stream_rows(p.grad_residual_acc),
+          .grad_residual = stream_rows(p.grad_residual),
+          .grad_pre = coefficients(p.grad_pre),
+          .streaming = !in_place && exceeds_cache(sizes, (adds ? 3 : 2) * sizes.streams + 1)};
+}
+
+template <auto Tokens>
+void run_backward(const Call& call) {
+  const PreApplyBackwardArgs args = backward_args(call);
+  parallel_for(call.context, args.sizes.tokens, tokens_of_grain(args.sizes),
                [&](int64_t begin, int64_t end) { Tokens(args, begin, end); });
 }
 
 constexpr Implementation kForwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&forward_args, &pre_apply_fwd_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_forward<&isa::pre_apply_fwd_tile>, nullptr},
@@ -68,6 +82,9 @@ constexpr Implementation kForwardImplementations[] = {
 };
 
 constexpr Implementation kBackwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&backward_args, &pre_apply_bwd_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_backward<&isa::pre_apply_bwd_tokens>, nullptr},

@@ -1,6 +1,7 @@
 #include "ehc/mhc/pre_big_fuse.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/registry.h"
 #include "core/workspace.h"
 #include "ops/mhc/pre_apply/pre_apply_args.h"
@@ -14,6 +15,8 @@
 #include "ops/mhc/split/split_args.h"
 
 namespace ehc::mhc {
+
+void pre_big_fuse_cuda(const BigFuseArgs& args, int device, void* stream);
 
 namespace {
 
@@ -59,12 +62,13 @@ Pieces cut_tokens(const Call& call) {
 }
 
 struct Scratch {
-  float* pre;     // [T,n]
-  float* mixes;   // [kBlock,N] for every piece
-  float* logits;  // [kBlock,n,n] for every piece
-  char* row;      // A[d] for every piece of tokens, before the norm
-  int64_t row_bytes;
+  float* pre = nullptr;     // [T,n]
+  float* mixes = nullptr;   // [kBlock,N] for every piece
+  float* logits = nullptr;  // [kBlock,n,n] for every piece
+  char* row = nullptr;      // A[d] for every piece of tokens, before the norm
+  int64_t row_bytes = 0;
 
+  Scratch() = default;
   Scratch(Workspace& workspace, const Call& call) {
     const StreamSizes sizes = stream_sizes(call.bound);
     const int64_t n = sizes.streams;
@@ -127,6 +131,25 @@ struct BlockArgs {
   }
 };
 
+// The last step but for pre, and what follows it.
+PreApplyForwardArgs collapse_args(const P& p, const StreamSizes& sizes) {
+  return {.sizes = sizes,
+          .residual = stream_rows(p.residual),
+          .pre = {},
+          .layer_input = stream_rows(p.layer_input),
+          .streaming = exceeds_cache(sizes, sizes.streams + 1)};
+}
+
+LayerNormArgs norm_args(const P& p, const StreamSizes& sizes) {
+  return {.sizes = sizes,
+          .rows = {},
+          .out = stream_rows(p.layer_input),
+          .weight_type = p.layer_norm_weight.dtype,
+          .weight = p.layer_norm_weight.data,
+          .eps = static_cast<float>(p.layer_norm_eps.value_or(0)),
+          .streaming = exceeds_cache(sizes, sizes.streams + 1)};
+}
+
 template <auto Reduce, auto Split, auto Sinkhorn, auto Collapse, auto Normalise>
 void run(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);
@@ -145,22 +168,13 @@ void run(const Call& call) {
     }
   });
 
-  PreApplyForwardArgs collapse = {.sizes = sizes,
-                                  .residual = stream_rows(p.residual),
-                                  .pre = {scratch.pre, sizes.streams, 0},
-                                  .layer_input = stream_rows(p.layer_input),
-                                  .streaming = exceeds_cache(sizes, sizes.streams + 1)};
+  PreApplyForwardArgs collapse = collapse_args(p, sizes);
+  collapse.pre = {scratch.pre, sizes.streams, 0};
   if (!p.layer_norm_weight) {
     for_each_tile(call.context, sizes, [&](const Tile& tile) { Collapse(collapse, tile); });
     return;
   }
-  LayerNormArgs norm = {.sizes = sizes,
-                        .rows = {},
-                        .out = collapse.layer_input,
-                        .weight_type = p.layer_norm_weight.dtype,
-                        .weight = p.layer_norm_weight.data,
-                        .eps = static_cast<float>(*p.layer_norm_eps),
-                        .streaming = collapse.streaming};
+  const LayerNormArgs norm = norm_args(p, sizes);
   collapse.streaming = false;
   cut_tokens(call).run(call.context, [&](int64_t piece, int64_t begin, int64_t end) {
     PreApplyForwardArgs to_row = collapse;
@@ -174,7 +188,25 @@ void run(const Call& call) {
   });
 }
 
+#if EHC_HAS_CUDA
+BigFuseArgs fused_args(const Call& call) {
+  const P& p = *static_cast<const P*>(call.params);
+  const StreamSizes sizes = stream_sizes(call.bound);
+  const Scratch no_scratch;
+  const BlockArgs steps(p, call.bound, 0, no_scratch, 0);
+  return {steps.reduce,
+          steps.split,
+          steps.sinkhorn.rule,
+          steps.sinkhorn.comb,
+          collapse_args(p, sizes),
+          norm_args(p, sizes)};
+}
+#endif
+
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&fused_args, &pre_big_fuse_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                        \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>,                                  \
    &run<&isa::reduce_partials_fwd_tokens, &isa::split_fwd_tokens, &isa::sinkhorn_fwd_tokens, \

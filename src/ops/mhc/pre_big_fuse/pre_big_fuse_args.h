@@ -2,7 +2,11 @@
 #pragma once
 
 #include "backends/cpu/kernel.h"
+#include "ops/mhc/pre_apply/pre_apply_args.h"
+#include "ops/mhc/reduce_partials/reduce_partials_args.h"
 #include "ops/mhc/shared/stream_rows.h"
+#include "ops/mhc/sinkhorn/sinkhorn_args.h"
+#include "ops/mhc/split/split_args.h"
 
 namespace ehc::mhc {
 
@@ -14,6 +18,16 @@ struct LayerNormArgs {
   const void* weight = nullptr;     // W[d]
   float eps = 0;
   bool streaming = false;  // store past the caches where rows allow it; no bit depends on it
+};
+
+// All of it, for a kernel that does it in one go. `split.pre` and `split.comb_logits` are not used.
+struct BigFuseArgs {
+  ReducePartialsForwardArgs reduce;
+  SplitForwardArgs split;
+  SinkhornRule sinkhorn;
+  Coefficients comb;             // F32[T,n,n]
+  PreApplyForwardArgs collapse;  // without coefficients
+  LayerNormArgs norm;            // null weight: none
 };
 
 // Tokens [begin, end).

@@ -1,12 +1,18 @@
 #include "ehc/mhc/reduce_partials.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/mhc/reduce_partials/reduce_partials_args.h"
 #include "ops/mhc/shared/group_call.h"
 
 namespace ehc::mhc {
+
+void reduce_partials_fwd_cuda(const ReducePartialsForwardArgs& args, int64_t tokens, int device,
+                              void* stream);
+void reduce_partials_bwd_cuda(const ReducePartialsBackwardArgs& args, int64_t tokens, int device,
+                              void* stream);
 
 namespace {
 
@@ -38,40 +44,52 @@ void check_groups_divide(const Schema& schema, const Bound& bound, const void* p
 
 constexpr int64_t kGrain = 256;  // tokens
 
-template <auto Tokens>
-void run_forward(const Call& call) {
+ReducePartialsForwardArgs forward_args(const Call& call) {
   const F& p = *static_cast<const F*>(call.params);
   const Bound& b = call.bound;
-  const ReducePartialsForwardArgs args = {.splits = b["S"],
-                                          .groups = b["G"],
-                                          .mixes = b["M"],
-                                          .rms = rms_of(p, *p.k / b["G"]),
-                                          .mul_partial = partial_rows(p.mul_partial, 4),
-                                          .sqr_partial = partial_rows(p.sqr_partial, 3),
-                                          .mixed = group_rows(p.mixes, 3),
-                                          .mul = group_rows(p.mul, 3),
-                                          .sqr = group_rows(p.sqr, 2)};
-  parallel_for(call.context, b["T"], kGrain,
+  return {.splits = b["S"],
+          .groups = b["G"],
+          .mixes = b["M"],
+          .rms = rms_of(p, *p.k / b["G"]),
+          .mul_partial = partial_rows(p.mul_partial, 4),
+          .sqr_partial = partial_rows(p.sqr_partial, 3),
+          .mixed = group_rows(p.mixes, 3),
+          .mul = group_rows(p.mul, 3),
+          .sqr = group_rows(p.sqr, 2)};
+}
+
+template <auto Tokens>
+void run_forward(const Call& call) {
+  const ReducePartialsForwardArgs args = forward_args(call);
+  parallel_for(call.context, call.bound["T"], kGrain,
                [&](int64_t begin, int64_t end) { Tokens(args, begin, end); });
+}
+
+ReducePartialsBackwardArgs backward_args(const Call& call) {
+  const B& p = *static_cast<const B*>(call.params);
+  const Bound& b = call.bound;
+  return {.groups = b["G"],
+          .mixes = b["M"],
+          .rms = rms_of(p, *p.k / b["G"]),
+          .grad_mixed = group_rows(p.grad_mixes, 3),
+          .mul = group_rows(p.mul, 3),
+          .sqr = group_rows(p.sqr, 2),
+          .grad_mul = group_rows(p.grad_mul, 3),
+          .grad_sqr = group_rows(p.grad_sqr, 2)};
 }
 
 template <auto Tokens>
 void run_backward(const Call& call) {
-  const B& p = *static_cast<const B*>(call.params);
-  const Bound& b = call.bound;
-  const ReducePartialsBackwardArgs args = {.groups = b["G"],
-                                           .mixes = b["M"],
-                                           .rms = rms_of(p, *p.k / b["G"]),
-                                           .grad_mixed = group_rows(p.grad_mixes, 3),
-                                           .mul = group_rows(p.mul, 3),
-                                           .sqr = group_rows(p.sqr, 2),
-                                           .grad_mul = group_rows(p.grad_mul, 3),
-                                           .grad_sqr = group_rows(p.grad_sqr, 2)};
-  parallel_for(call.context, b["T"], kGrain,
+  const ReducePartialsBackwardArgs args = backward_args(call);
+  parallel_for(call.context, call.bound["T"], kGrain,
                [&](int64_t begin, int64_t end) { Tokens(args, begin, end); });
 }
 
 constexpr Implementation kForwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_range_on_device<&forward_args, &reduce_partials_fwd_cuda>,
+     nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_forward<&isa::reduce_partials_fwd_tokens>, nullptr},
@@ -84,6 +102,10 @@ constexpr Implementation kForwardImplementations[] = {
 };
 
 constexpr Implementation kBackwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_range_on_device<&backward_args, &reduce_partials_bwd_cuda>,
+     nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_backward<&isa::reduce_partials_bwd_tokens>, nullptr},

@@ -1,12 +1,16 @@
 #include "ehc/mhc/sinkhorn.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/registry.h"
 #include "ops/mhc/shared/mix_group.h"
 #include "ops/mhc/shared/sinkhorn_call.h"
 #include "ops/mhc/shared/stream_call.h"
 
 namespace ehc::mhc {
+
+void sinkhorn_fwd_cuda(const SinkhornForwardArgs& args, int64_t tokens, int device, void* stream);
+void sinkhorn_bwd_cuda(const SinkhornBackwardArgs& args, int64_t tokens, int device, void* stream);
 
 namespace {
 
@@ -38,25 +42,36 @@ SinkhornRule rule_of(const P& p, const Bound& bound) {
 
 constexpr int64_t kGrain = 64;  // tokens
 
+SinkhornForwardArgs forward_args(const Call& call) {
+  const F& p = *static_cast<const F*>(call.params);
+  return {rule_of(p, call.bound), coefficients(p.comb_logits), coefficients(p.comb)};
+}
+
 template <auto Tokens>
 void run_forward(const Call& call) {
-  const F& p = *static_cast<const F*>(call.params);
-  const SinkhornForwardArgs args = {rule_of(p, call.bound), coefficients(p.comb_logits),
-                                    coefficients(p.comb)};
+  const SinkhornForwardArgs args = forward_args(call);
   parallel_for(call.context, call.bound["T"], kGrain,
                [&](int64_t begin, int64_t end) { Tokens(args, begin, end); });
 }
 
+SinkhornBackwardArgs backward_args(const Call& call) {
+  const B& p = *static_cast<const B*>(call.params);
+  return {rule_of(p, call.bound), coefficients(p.grad_comb), coefficients(p.comb_logits),
+          coefficients(p.grad_comb_logits)};
+}
+
 template <auto Tokens>
 void run_backward(const Call& call) {
-  const B& p = *static_cast<const B*>(call.params);
-  const SinkhornBackwardArgs args = {rule_of(p, call.bound), coefficients(p.grad_comb),
-                                     coefficients(p.comb_logits), coefficients(p.grad_comb_logits)};
+  const SinkhornBackwardArgs args = backward_args(call);
   parallel_for(call.context, call.bound["T"], kGrain,
                [&](int64_t begin, int64_t end) { Tokens(args, begin, end); });
 }
 
 constexpr Implementation kForwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_range_on_device<&forward_args, &sinkhorn_fwd_cuda>,
+     nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_forward<&isa::sinkhorn_fwd_tokens>, nullptr},
@@ -67,6 +82,10 @@ constexpr Implementation kForwardImplementations[] = {
 };
 
 constexpr Implementation kBackwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_range_on_device<&backward_args, &sinkhorn_bwd_cuda>,
+     nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_backward<&isa::sinkhorn_bwd_tokens>, nullptr},

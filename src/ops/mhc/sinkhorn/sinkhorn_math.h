@@ -17,7 +17,9 @@
 #include "ops/mhc/shared/pairwise_sum.h"
 #include "ops/mhc/sinkhorn/sinkhorn_args.h"
 
-#if defined(__GNUC__) && !defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
+#define EHC_UNROLL_STREAMS _Pragma("unroll")
+#elif defined(__GNUC__) && !defined(__CUDACC__)
 #define EHC_UNROLL_STREAMS _Pragma("GCC unroll 8")
 #else
 #define EHC_UNROLL_STREAMS
@@ -86,26 +88,33 @@ EHC_HD V line_sum(int64_t line, int64_t n, const Term& term) {
   return sum;
 }
 
-// One half-step. `divisors` [n], or null, takes D, negative where it is a clamped sum.
+// The part of a line in a half-step. `kept`, or null, takes D, negative where it is a clamped sum.
 // `division(D)` returns what divides by D.
+template <bool kRows, class V, class Division>
+EHC_HD void sinkhorn_line(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
+                          const Division& division, int64_t line, int64_t n, V* y, V* kept) {
+  const bool clamps = rule.form == SinkhornForm::megatron;
+  const V sum = line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return y[e]; });
+  const V divisor = clamps ? max_keep_nan(constants.eps, sum) : add(sum, constants.eps);
+  if (kept != nullptr) {
+    *kept = clamps ? select_negative(sub(sum, constants.eps), sub(constants.zero, divisor), divisor)
+                   : divisor;
+  }
+  const auto quotient = division(divisor);
+  EHC_UNROLL_STREAMS for (int64_t at = 0; at < n; ++at) {
+    V& x = y[element_of_line<kRows>(line, at, n)];
+    x = quotient(x);
+  }
+}
+
+// One half-step. `divisors` [n] or null.
 template <int kStreams, bool kRows, class V, class Division>
 EHC_HD void sinkhorn_half_step(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
                                const Division& division, V* y, V* divisors) {
   const int64_t n = kStreams == 0 ? rule.streams : kStreams;
-  const bool clamps = rule.form == SinkhornForm::megatron;
   EHC_UNROLL_STREAMS for (int64_t line = 0; line < n; ++line) {
-    const V sum = line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return y[e]; });
-    const V divisor = clamps ? max_keep_nan(constants.eps, sum) : add(sum, constants.eps);
-    if (divisors != nullptr) {
-      divisors[line] =
-          clamps ? select_negative(sub(sum, constants.eps), sub(constants.zero, divisor), divisor)
-                 : divisor;
-    }
-    const auto quotient = division(divisor);
-    EHC_UNROLL_STREAMS for (int64_t at = 0; at < n; ++at) {
-      V& x = y[element_of_line<kRows>(line, at, n)];
-      x = quotient(x);
-    }
+    sinkhorn_line<kRows>(rule, constants, division, line, n, y,
+                         divisors == nullptr ? nullptr : divisors + line);
   }
 }
 
@@ -141,18 +150,23 @@ EHC_HD V line_maximum(int64_t line, int64_t n, const Term& term) {
 }
 
 // What the half-steps start from, but for eps: exp(logit - row maximum), of deepseek over its sum.
+// Row i of it.
+template <class V>
+EHC_HD void sinkhorn_start_row(const SinkhornRule& rule, int64_t i, int64_t n, const V* logits,
+                               V* y) {
+  const V largest = line_maximum<true, V>(i, n, [&](int64_t, int64_t e) { return logits[e]; });
+  EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) {
+    y[i * n + o] = exp_nonpositive(sub(logits[i * n + o], largest));
+  }
+  if (rule.form != SinkhornForm::deepseek) return;
+  const V sum = line_sum<true, V>(i, n, [&](int64_t, int64_t e) { return y[e]; });
+  EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) y[i * n + o] = div(y[i * n + o], sum);
+}
+
 template <int kStreams, class V>
 EHC_HD void sinkhorn_start(const SinkhornRule& rule, const V* logits, V* y) {
   const int64_t n = kStreams == 0 ? rule.streams : kStreams;
-  EHC_UNROLL_STREAMS for (int64_t i = 0; i < n; ++i) {
-    const V largest = line_maximum<true, V>(i, n, [&](int64_t, int64_t e) { return logits[e]; });
-    EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) {
-      y[i * n + o] = exp_nonpositive(sub(logits[i * n + o], largest));
-    }
-    if (rule.form != SinkhornForm::deepseek) continue;
-    const V sum = line_sum<true, V>(i, n, [&](int64_t, int64_t e) { return y[e]; });
-    EHC_UNROLL_STREAMS for (int64_t o = 0; o < n; ++o) y[i * n + o] = div(y[i * n + o], sum);
-  }
+  EHC_UNROLL_STREAMS for (int64_t i = 0; i < n; ++i) sinkhorn_start_row(rule, i, n, logits, y);
 }
 
 // The gradient of the logits, given that of what sinkhorn_start made: `start`.
@@ -290,6 +304,92 @@ EHC_HD void sinkhorn_log_back(const SinkhornRule& rule, const V* logits, const V
     sinkhorn_log_iterate<kStreams>(rule, logits, of_rows, of_rows - n, y);
     sinkhorn_log_half_step_back<kStreams, true>(rule, y, grad);
   }
+}
+
+// --- one matrix from end to end, for scalars ---
+
+template <class V>
+struct ScalarDivision {
+  EHC_HD auto operator()(V divisor) const {
+    return [divisor](V x) { return x / divisor; };
+  }
+};
+
+template <Scalar V>
+EHC_HD SinkhornConstants<V> sinkhorn_constants(const SinkhornRule& rule) {
+  return {V(0), V(1), V(rule.eps)};
+}
+
+// Rounds [first, last); `divisors` of round 0, or null.
+template <int kStreams, Scalar V, class Division>
+EHC_HD void sinkhorn_some_rounds(const SinkhornRule& rule, const Division& division, int64_t first,
+                                 int64_t last, V* y, V* divisors) {
+  for (int64_t round = first; round < last; ++round) {
+    V* of_round = divisors == nullptr ? nullptr : divisors + round * 2 * rule.streams;
+    sinkhorn_round<kStreams>(rule, sinkhorn_constants<V>(rule), division, y, of_round);
+  }
+}
+
+// The `run_rounds` of plain loops.
+template <int kStreams, Scalar V>
+struct PlainRounds {
+  const SinkhornRule& rule;
+
+  EHC_HD void operator()(V* y, V* divisors) const {
+    sinkhorn_some_rounds<kStreams>(rule, ScalarDivision<V>{}, 0, whole_rounds(rule), y, divisors);
+  }
+};
+
+// From what sinkhorn_start made to the last iterate; `divisors` [repeat, 2, n] or null.
+template <int kStreams, Scalar V, class RunRounds>
+EHC_HD void sinkhorn_iterate_scalars(const SinkhornRule& rule, const RunRounds& run_rounds, V* y,
+                                     V* divisors) {
+  sinkhorn_iterate<kStreams>(rule, sinkhorn_constants<V>(rule), ScalarDivision<V>{}, run_rounds, y,
+                             divisors);
+}
+
+// comb of logits
+template <int kStreams, Scalar V, class RunRounds>
+EHC_HD void sinkhorn_matrix(const SinkhornRule& rule, const RunRounds& run_rounds, const V* logits,
+                            V* y) {
+  if (rule.form != SinkhornForm::log) {
+    sinkhorn_start<kStreams>(rule, logits, y);
+    sinkhorn_iterate_scalars<kStreams, V>(rule, run_rounds, y, nullptr);
+    return;
+  }
+  constexpr int kLines = kStreams == 0 ? kMaxStreams : kStreams;
+  V of_rows[kLines];
+  V of_columns[kLines];
+  for (int64_t line = 0; line < kLines; ++line) of_columns[line] = 0;
+  for (int64_t round = 0; round < rule.repeat; ++round) {
+    sinkhorn_log_half_step<kStreams, true>(rule, logits, of_columns, of_rows);
+    sinkhorn_log_half_step<kStreams, false>(rule, logits, of_rows, of_columns);
+  }
+  sinkhorn_log_iterate<kStreams>(rule, logits, of_rows, of_columns, y);
+}
+
+// Room for what the way back needs of the way there: divisors or potentials.
+template <int kStreams, int kRepeat>
+inline constexpr int kSinkhornTrace = (2 * kRepeat + 1) * (kStreams == 0 ? kMaxStreams : kStreams);
+
+// `grad` of comb becomes that of the logits; `trace` has kSinkhornTrace.
+template <int kStreams, Scalar V, class RunRounds>
+EHC_HD void sinkhorn_matrix_back(const SinkhornRule& rule, const RunRounds& run_rounds,
+                                 const V* logits, V* trace, V* grad) {
+  constexpr int kRoom = kStreams == 0 ? kMaxMatrix : kStreams * kStreams;
+  const SinkhornConstants<V> constants = sinkhorn_constants<V>(rule);
+  V y[kRoom];
+  if (rule.form == SinkhornForm::log) {
+    sinkhorn_log_iterate_all<kStreams>(rule, constants, logits, trace);
+    sinkhorn_log_back<kStreams>(rule, logits, trace, y, grad);
+    return;
+  }
+  V start[kRoom];
+  const int64_t n = kStreams == 0 ? rule.streams : kStreams;
+  sinkhorn_start<kStreams>(rule, logits, start);
+  for (int64_t e = 0; e < n * n; ++e) y[e] = start[e];
+  sinkhorn_iterate_scalars<kStreams, V>(rule, run_rounds, y, trace);
+  sinkhorn_iterate_back<kStreams>(rule, constants, trace, start, y, grad);
 }
 
 }  // namespace ehc::mhc

@@ -1,6 +1,7 @@
 #include "ehc/mhc/split.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/registry.h"
 #include "core/token_chunks.h"
 #include "ops/mhc/shared/stream_call.h"
@@ -8,6 +9,12 @@
 #include "ops/mhc/split/split_args.h"
 
 namespace ehc::mhc {
+
+void split_fwd_cuda(const SplitForwardArgs& args, int64_t tokens, int device, void* stream);
+void split_bwd_cuda(const SplitBackwardArgs& args, const SplitPartials& partials, int64_t tokens,
+                    int device, void* stream);
+void add_partials_cuda(const char* name, const PartialSum& first, const PartialSum& second,
+                       int device, void* stream);
 
 namespace {
 
@@ -31,23 +38,30 @@ void find_streams(Bound& bound, const void* params) {
 
 constexpr int64_t kGrain = 512;  // tokens
 
+SplitForwardArgs forward_args(const Call& call) {
+  const F& p = *static_cast<const F*>(call.params);
+  return {.streams = call.bound["n"],
+          .mixes = coefficients(p.mixes),
+          .scale = p.scale.as<float>(),
+          .base = p.base.as<float>(),
+          .pre_eps = static_cast<float>(*p.pre_eps),
+          .post_mult = static_cast<float>(*p.post_mult),
+          .pre = coefficients(p.pre),
+          .post = coefficients(p.post),
+          .comb_logits = coefficients(p.comb_logits)};
+}
+
 template <auto Tokens>
 void run_forward(const Call& call) {
-  const F& p = *static_cast<const F*>(call.params);
-  const SplitForwardArgs args = {.streams = call.bound["n"],
-                                 .mixes = coefficients(p.mixes),
-                                 .scale = p.scale.as<float>(),
-                                 .base = p.base.as<float>(),
-                                 .pre_eps = static_cast<float>(*p.pre_eps),
-                                 .post_mult = static_cast<float>(*p.post_mult),
-                                 .pre = coefficients(p.pre),
-                                 .post = coefficients(p.post),
-                                 .comb_logits = coefficients(p.comb_logits)};
+  const SplitForwardArgs args = forward_args(call);
   parallel_for(call.context, call.bound["T"], kGrain,
                [&](int64_t begin, int64_t end) { Tokens(args, begin, end); });
 }
 
 constexpr Implementation kForwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_range_on_device<&forward_args, &split_fwd_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                             \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_forward<&isa::split_fwd_tokens>, \
    nullptr},
@@ -79,18 +93,23 @@ void count_partials(Bound& bound, const void*) {
   bound.symbols.set(symbol("P"), chunks_of_tokens(bound["T"]));
 }
 
+SplitBackwardArgs backward_args(const Call& call) {
+  const B& p = *static_cast<const B*>(call.params);
+  return {.streams = call.bound["n"],
+          .grad_pre = coefficients(p.grad_pre),
+          .grad_post = coefficients(p.grad_post),
+          .grad_comb_logits = coefficients(p.grad_comb_logits),
+          .mixes = coefficients(p.mixes),
+          .scale = p.scale.as<float>(),
+          .base = p.base.as<float>(),
+          .post_mult = static_cast<float>(*p.post_mult),
+          .grad_mixes = coefficients(p.grad_mixes)};
+}
+
 template <auto Chunk>
 void run_backward(const Call& call) {
+  const SplitBackwardArgs args = backward_args(call);
   const B& p = *static_cast<const B*>(call.params);
-  const SplitBackwardArgs args = {.streams = call.bound["n"],
-                                  .grad_pre = coefficients(p.grad_pre),
-                                  .grad_post = coefficients(p.grad_post),
-                                  .grad_comb_logits = coefficients(p.grad_comb_logits),
-                                  .mixes = coefficients(p.mixes),
-                                  .scale = p.scale.as<float>(),
-                                  .base = p.base.as<float>(),
-                                  .post_mult = static_cast<float>(*p.post_mult),
-                                  .grad_mixes = coefficients(p.grad_mixes)};
   const int64_t tokens = call.bound["T"];
   parallel_chunks(call.context, tokens, tokens_of_chunk(tokens),
                   [&](int64_t chunk, int64_t begin, int64_t end) {
@@ -101,7 +120,20 @@ void run_backward(const Call& call) {
                   });
 }
 
+#if EHC_HAS_CUDA
+void run_backward_cuda(const Call& call) {
+  const B& p = *static_cast<const B*>(call.params);
+  const SplitPartials partials = {p.grad_scale_partial.as<float>(), p.grad_base_partial.as<float>(),
+                                  p.grad_scale_partial.stride[0], p.grad_base_partial.stride[0]};
+  split_bwd_cuda(backward_args(call), partials, call.bound["T"], call.context.device_index(),
+                 call.context.stream());
+}
+#endif
+
 constexpr Implementation kBackwardImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_backward_cuda, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                             \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_backward<&isa::split_bwd_chunk>, \
    nullptr},
@@ -146,7 +178,20 @@ void run_reduce(const Call& call) {
   Add(partial_sum(p.grad_base_partial, p.grad_base_acc, p.grad_base));
 }
 
+#if EHC_HAS_CUDA
+void run_reduce_cuda(const Call& call) {
+  const R& p = *static_cast<const R*>(call.params);
+  add_partials_cuda("mhc.split_bwd_reduce",
+                    partial_sum(p.grad_scale_partial, p.grad_scale_acc, p.grad_scale),
+                    partial_sum(p.grad_base_partial, p.grad_base_acc, p.grad_base),
+                    call.context.device_index(), call.context.stream());
+}
+#endif
+
 constexpr Implementation kReduceImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_reduce_cuda, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                        \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_reduce<&isa::add_partials>, \
    nullptr},

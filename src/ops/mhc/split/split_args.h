@@ -33,6 +33,13 @@ struct SplitPartial {
   float* base = nullptr;   // F32[N]
 };
 
+// The partial sums of all chunks, on a device.
+struct SplitPartials {
+  float* scale = nullptr;  // F32[P,3]
+  float* base = nullptr;   // F32[P,N]
+  int64_t scale_stride = 0, base_stride = 0;
+};
+
 // A sum of partials F32[P,width] to be added to a target.
 struct PartialSum {
   int64_t partials = 0, width = 0;
