@@ -439,9 +439,12 @@ void CaseInputs::fill_floats(size_t slot, uint64_t seed) {
   } else if (name == "weight" && value_of(symbol("E")) > 0) {
     law = {1 / std::sqrt(static_cast<float>(value_of(symbol("E")))), 0, false};
   } else if (name == "post" || name == "pre" || name == "comb" || name == "row_scale" ||
-             name == "col_scale" || name == "col_partial" || name.starts_with("rstd") ||
-             name.starts_with("sqr")) {
+             name == "col_scale" || name == "col_partial" || name.starts_with("rstd")) {
     law = {0.5F, 0.25F, true};
+  } else if (name.starts_with("sqr") || name.ends_with("sqr")) {  // sums over a token's streams
+    const auto columns =
+        static_cast<float>(std::max<int64_t>(1, value_of(symbol("n")) * value_of(symbol("d"))));
+    law = {0.5F * columns, 0.25F * columns, true};
   }
   const bool by_token = spec.shape.rank > 0 && is_token_axis(spec.shape.dims[0]);
   const bool half = t.dtype == DType::f16;

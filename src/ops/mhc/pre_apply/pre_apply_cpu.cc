@@ -18,6 +18,14 @@ namespace {
 using simd::kPair;
 using simd::Pair;
 
+// The pairs of columns in another order: from both halves of a row in turn. Fetched so, twice as
+// many pages of memory are at work.
+EHC_SIMD int64_t column_of_halves(const Tile& tile, int64_t column) {
+  const int64_t step = (column - tile.column_begin) / kPair;
+  const int64_t half = (tile.column_end - tile.column_begin) / kPair / 2;
+  return tile.column_begin + (step % 2 * half + step / 2) * kPair;
+}
+
 template <class A, int kStreams>
 inline void forward(const PreApplyForwardArgs& args, const Tile& tile) {
   const int64_t streams = args.sizes.streams;
@@ -27,7 +35,9 @@ inline void forward(const PreApplyForwardArgs& args, const Tile& tile) {
     pre_apply_columns<kStreams>(
         stream_vector(args.pre, t, streams).value, token_rows<const A>(args.residual, t),
         token_row<A>(args.layer_input, t), streams, tile.column_begin, tile.column_end, streaming,
-        [&](int64_t column) EHC_SIMD_LAMBDA { prefetch_streams<kStreams>(soon, streams, column); });
+        [&](int64_t column) EHC_SIMD_LAMBDA {
+          prefetch_streams<kStreams>(soon, streams, column_of_halves(tile, column));
+        });
   }
   if (streaming) simd::stream_fence();
 }

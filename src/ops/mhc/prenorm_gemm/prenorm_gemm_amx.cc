@@ -62,11 +62,24 @@ EHC_SIMD PartPairs parts_of(Pair x) {
 // Steps that go together, so that the first-level cache holds the turned columns of a group.
 inline constexpr int64_t kSteps = 8;
 
+// Rows of which other columns are wanted soon.
+struct RowsAhead {
+  const Bf16* const* rows;
+  int64_t count, offset;
+
+  EHC_SIMD void fetch(int64_t column) const {
+    for (int64_t i = 0; i < count; ++i) simd::prefetch(rows[i] + column + offset);
+  }
+};
+// Of a tile's rows so many are fetched while tokens are turned, the others while tiles are
+// multiplied: fetched at once they would fill the queue to the memory and hold all loads up.
+inline constexpr int64_t kFetchedTurning = 12;
+
 // Parts of kMixes mixes times kTokens tiles of tokens over some steps; the tiles of a step lie side
 // by side. Sums of a tile of tokens: [3 * kMixes, 16]; they go on unless they begin.
 template <int kTokens>
 EHC_SIMD void multiply_tiles(const float* parts, const float* tokens, int64_t steps, bool begins,
-                             float* sums) {
+                             const RowsAhead (&ahead)[2], float* sums) {
   if (begins) {
     simd::zero_tile<kWhole0>();
     simd::zero_tile<kHalf0>();
@@ -81,6 +94,7 @@ EHC_SIMD void multiply_tiles(const float* parts, const float* tokens, int64_t st
     }
   }
   for (int64_t s = 0; s < steps; ++s, parts += kPartTiles, tokens += kTokens * kTileFloats) {
+    for (int i = 0; i < kTokens; ++i) ahead[i].fetch(s * kTileDepth);
     simd::load_tile<kTokens0>(tokens);
     simd::stream_tile<kWholeParts>(parts);
     simd::multiply_tiles<kWhole0, kWholeParts, kTokens0>();
@@ -116,16 +130,15 @@ struct Squares {
 };
 
 // Columns of up to 16 tokens become right factors: pair r of step s of token i goes to
-// [s, r * 16 + i], steps `pitch` floats apart; tokens and columns that do not exist are zeros. What
-// is `ahead` elements further is fetched.
+// [s, r * 16 + i], steps `pitch` floats apart; tokens and columns that do not exist are zeros.
 inline void turn_tokens(const Bf16* const* rows, int64_t tokens, int64_t begin, int64_t end,
-                        int64_t ahead, float* to, int64_t pitch, Squares& squares) {
+                        const RowsAhead& ahead, float* to, int64_t pitch, Squares& squares) {
   for (int64_t k = begin; k < end; k += kTileDepth, to += pitch) {
     Vec pairs[kTileRows];
     for (int64_t i = 0; i < kTileRows; ++i) {
       pairs[i] = i < tokens ? simd::load_pairs(rows[i] + k, end - k) : simd::zero();
-      if (i < tokens) simd::prefetch(rows[i] + k + ahead);
     }
+    ahead.fetch(k);
     simd::transpose(pairs);
 #pragma GCC unroll 16
     for (int r = 0; r < kTileRows; ++r) {
@@ -160,18 +173,27 @@ class TileProduct {
       const int64_t rest = width - k,
                     end = rest < kSteps * kTileDepth ? width : k + kSteps * kTileDepth;
       for (int64_t i = 0; i < tiles; ++i) {
-        turn_tokens(rows + i * kTileRows, tokens - i * kTileRows, k, end, ahead(first),
-                    turned + i * kTileFloats, tiles * kTileFloats, squares[i]);
+        turn_tokens(rows + i * kTileRows, tokens - i * kTileRows, k, end,
+                    rows_ahead(first, i, 0, kFetchedTurning, rows), turned + i * kTileFloats,
+                    tiles * kTileFloats, squares[i]);
       }
       const int64_t steps = (end - k + kTileDepth - 1) / kTileDepth;
       for (int64_t j = 0; j < a_.mixes; j += kMixes) {
         float* parts = parts_of_mixes(j, k);
         if (first == 0) take_parts(j, k, end, parts);
+        constexpr int64_t kLater = kTileRows - kFetchedTurning;
+        const int64_t from = kFetchedTurning + kLater * j / a_.mixes;
+        const int64_t until = kFetchedTurning + kLater * (j + mixes_from(j)) / a_.mixes;
+        RowsAhead ahead[2];
+        for (int64_t i = 0; i < 2; ++i) {
+          ahead[i] = rows_ahead(first, i, from, until, rows);
+          ahead[i].offset += k;
+        }
         float* to = products + j / kMixes * 2 * kPartTiles;
         if (tiles > 1) {
-          multiply_tiles<2>(parts, turned, steps, k == 0, to);
+          multiply_tiles<2>(parts, turned, steps, k == 0, ahead, to);
         } else {
-          multiply_tiles<1>(parts, turned, steps, k == 0, to);
+          multiply_tiles<1>(parts, turned, steps, k == 0, ahead, to);
         }
       }
     }
@@ -201,13 +223,16 @@ class TileProduct {
     return scratch_.fn + (j / kMixes * kChunkColumns + k) / kTileDepth * kPartTiles;
   }
 
-  // How far the columns are that a group wants after those at hand: those of the next group, or of
-  // the next chunk.
-  [[nodiscard]] int64_t ahead(int64_t first) const {
-    const int64_t stride = streams_.token_stride();
-    if (!streams_.side_by_side()) return 0;
-    if (first + kPrenormGroup < tokens_) return kPrenormGroup * stride;
-    return columns_.end - columns_.begin - first * stride;
+  // Rows [from, until) of a tile of the group at `first`, and how far the columns are that are
+  // wanted after those at hand: those of the next group, or of the next chunk.
+  [[nodiscard]] RowsAhead rows_ahead(int64_t first, int64_t tile, int64_t from, int64_t until,
+                                     const Bf16* const* rows) const {
+    if (!streams_.side_by_side()) return {rows, 0, 0};
+    const int64_t stride = streams_.token_stride(), left = tokens_ - first - tile * kTileRows;
+    if (left < until) until = left;
+    const bool more = first + kPrenormGroup < tokens_;
+    return {rows + tile * kTileRows + from, until - from,
+            more ? kPrenormGroup * stride : columns_.end - columns_.begin - first * stride};
   }
 
   void find_rows(int64_t first, int64_t tokens, const Bf16** rows) const {
