@@ -19,7 +19,7 @@ pack() {
   cp benches/cuda/*.txt "$to"
   cp tools/gpu_check.sh tools/gpu_bits.py "$to"
   mkdir -p "$to/golden"
-  cp tests/golden/mhc.*.safetensors "$to/golden"
+  cp tests/golden/*.safetensors "$to/golden"
   git describe --always --dirty >"$to/commit"
   du -sh "$to"
 }
