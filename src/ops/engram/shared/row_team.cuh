@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "backends/cuda/sums.cuh"
+#include "ops/engram/shared/sinkhorn_device.h"
 #include "ops/engram/shared/table_rows.cuh"
 #include "ops/engram/sinkhorn/sinkhorn_args.h"
 #include "ops/engram/sinkhorn/sinkhorn_math.h"
@@ -17,7 +18,6 @@ inline constexpr int kFour = 4;
 inline constexpr int kTeamThreads = 256;  // of a block, also where a team is a warp
 inline constexpr int kTeamWarps = kTeamThreads / cuda::kWarp;
 inline constexpr int64_t kMostWarpWidth = 512;   // wider rows have a block
-inline constexpr int64_t kMostHeldWidth = 8192;  // wider rows are not held in registers
 
 // Four columns of bf16 or f32 as floats.
 struct Four {
@@ -169,10 +169,6 @@ struct TeamRow {
     }
   }
 };
-
-// The thread's column scales.
-template <class Shape, bool kVector>
-using TeamScales = TeamRow<Shape, kVector>;
 
 // The norm of a row of x = (scale * A) * col_scale. All threads of the team take part.
 template <class Shape, bool kVector>
