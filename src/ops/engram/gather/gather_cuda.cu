@@ -14,19 +14,19 @@ namespace {
 
 constexpr int kRows = 4;
 
-// The columns of a thread: a pack of the same type, else eight.
+// The columns of a thread: 16 bytes of the same type, else four.
 template <class In, class Out>
 struct Columns {
-  static constexpr int kCount = kEight;
-  EightOf<In> in;
+  static constexpr int kCount = kFour;
+  Four four;
 
   template <bool kVector>
   __device__ __forceinline__ void load(const In* from, int64_t count) {
-    in.template load<kVector>(from, count);
+    four = load_four<kVector>(from, count);
   }
   template <bool kVector>
   __device__ __forceinline__ void store(Out* to, int64_t count) const {
-    EightOf<Out>::of([&](int k) { return in[k]; }).template store<kVector>(to, count);
+    store_four<kVector>(to, four, count);
   }
 };
 template <class A>
@@ -71,12 +71,16 @@ __global__ void gather_kernel(const __grid_constant__ RowItems items, const In* 
   }
 }
 
+// Bytes of a thread's columns of type A.
+template <class A, class Other>
+constexpr size_t kBorder = Columns<A, Other>::kCount * sizeof(A);
+
 template <class In, class Out>
 void gather(const GatherForwardArgs& a, int device, void* stream) {
   const RowItems items = row_items(a.indices, a.tokens, a.columns, a.width, a.out_token_stride);
   const bool vector = a.width % Columns<In, Out>::kCount == 0 &&
-                      are_aligned(a.table, a.table_row_stride, sizeof(In)) &&
-                      are_aligned(items, a.out, a.out_type);
+                      are_aligned(a.table, a.table_row_stride, sizeof(In), kBorder<In, Out>) &&
+                      are_aligned(items, a.out, a.out_type, kBorder<Out, In>);
   with_flag(vector, [&](auto is_vector) {
     launch_rows("engram.gather_fwd", device, stream,
                 cut_rows(items.count(), a.width, Columns<In, Out>::kCount, kRows),

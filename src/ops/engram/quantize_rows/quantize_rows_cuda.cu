@@ -14,43 +14,60 @@ namespace ehc::engram {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kRows = 2;
 
-// `lanes` threads of eight values are a group; `groups` of them in a row.
+// Two codes, the first in the low byte; not for NaN.
+__device__ __forceinline__ uint32_t encode_two(float first, float second) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t codes = 0;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+  return codes;
+#else
+  return encode_e4m3(first) | uint32_t{encode_e4m3(second)} << 8;
+#endif
+}
+
+// `lanes` neighbours of eight values each are a group; they are of one warp.
 template <class In>
-__global__ void encode_eights(const __grid_constant__ QuantizeRowsArgs a, int64_t eights,
-                              int64_t eights_of_row, int lanes) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const bool is_there = i < eights;
-  const int64_t row = is_there ? i / eights_of_row : 0;
-  const int64_t at = is_there ? i % eights_of_row : 0;
-  EightOf<In> x;
-  if (is_there) {
-    x.template load<true>(static_cast<const In*>(a.values) + row * a.values_stride + at * kEight,
-                          kEight);
-  }
-  uint32_t amax = 0;  // magnitudes are ordered as their bits are, NaN last
+__global__ void encode_eights(const __grid_constant__ QuantizeRowsArgs a, int64_t rows, int lanes,
+                              int64_t column_blocks) {
+  const RowPlace at(column_blocks, kEight, kRows);
+  if (at.column >= a.width) return;
+  EightOf<In> x[kRows];
 #pragma unroll
-  for (int k = 0; k < kEight; ++k) amax = max(amax, float_bits(x[k]) & 0x7fffffffU);
-  for (int distance = lanes / 2; distance > 0; distance /= 2) {
-    amax = max(amax, __shfl_xor_sync(cuda::kAllLanes, amax, distance));
+  for (int i = 0; i < kRows; ++i) {
+    const int64_t row = at.row + i * blockDim.y;
+    if (row >= rows) break;
+    x[i].template load<true>(static_cast<const In*>(a.values) + row * a.values_stride + at.column,
+                             kEight);
   }
-  if (!is_there) return;
-  uint2 weights = {0x7f7f7f7fU, 0x7f7f7f7fU};
-  uint8_t scale = 255;
-  if (amax <= 0x7f800000U) {
-    const int exponent = group_exponent(amax);
-    const float factor = group_factor(exponent);
-    weights = {0, 0};
+  const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const unsigned first = thread % cuda::kWarp & ~(static_cast<unsigned>(lanes) - 1);
+  const unsigned group = cuda::kAllLanes >> (cuda::kWarp - lanes) << first;
 #pragma unroll
-    for (int k = 0; k < kEight; ++k) {
-      const uint32_t code = encode_e4m3(x[k] * factor);
-      (k < 4 ? weights.x : weights.y) |= code << (k % 4 * 8);
+  for (int i = 0; i < kRows; ++i) {
+    const int64_t row = at.row + i * blockDim.y;
+    if (row >= rows) break;
+    uint32_t amax = 0;  // magnitudes are ordered as their bits are, NaN last
+#pragma unroll
+    for (int k = 0; k < kEight; ++k) amax = max(amax, float_bits(x[i][k]) & 0x7fffffffU);
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+      amax = max(amax, __shfl_xor_sync(group, amax, distance));
     }
-    scale = static_cast<uint8_t>(exponent + 127);
+    uint2 weights = {0x7f7f7f7fU, 0x7f7f7f7fU};
+    uint8_t scale = 255;
+    if (amax <= 0x7f800000U) {
+      const int exponent = group_exponent(amax);
+      const float factor = group_factor(exponent);
+      const auto codes = [&](int k) { return encode_two(x[i][k] * factor, x[i][k + 1] * factor); };
+      weights = {codes(0) | codes(2) << 16, codes(4) | codes(6) << 16};
+      scale = static_cast<uint8_t>(exponent + 127);
+    }
+    *reinterpret_cast<uint2*>(a.weight + row * a.weight_stride + at.column) = weights;
+    if ((threadIdx.x & (lanes - 1)) == 0) {
+      a.scale[row * a.scale_stride + static_cast<unsigned>(at.column / kEight) / lanes] = scale;
+    }
   }
-  *reinterpret_cast<uint2*>(a.weight + row * a.weight_stride + at * kEight) = weights;
-  if (at % lanes == 0) a.scale[row * a.scale_stride + at / lanes] = scale;
 }
 
 template <class In>
@@ -83,11 +100,8 @@ void quantize_rows_cuda(const QuantizeRowsArgs& a, int64_t rows, int device, voi
       return cuda::launch_each(name, device, stream, rows * (a.width / a.group),
                                EncodeGroups<In>{a});
     }
-    const int64_t eights_of_row = a.width / kEight;
-    const int64_t eights = rows * eights_of_row;
-    cuda::launch(name, device, stream, &encode_eights<In>,
-                 dim3(cuda::blocks((eights + kThreads - 1) / kThreads)), dim3(kThreads), 0, a,
-                 eights, eights_of_row, static_cast<int>(lanes));
+    launch_rows(name, device, stream, cut_rows(rows, a.width, kEight, kRows), &encode_eights<In>, a,
+                rows, static_cast<int>(lanes));
   });
 }
 

@@ -34,11 +34,11 @@ inline RowItems row_items(const RowIndices& indices, int64_t tokens, int64_t col
   return {indices, tokens * columns, columns, width, out_token_stride, is_dense};
 }
 
-// Can the embedding's rows be written 16 bytes at a time?
-inline bool are_aligned(const RowItems& items, const void* out, DType type) {
+// Can the embedding's rows be written `border` bytes at a time?
+inline bool are_aligned(const RowItems& items, const void* out, DType type, size_t border = 16) {
   const size_t size = size_of(type);
-  return are_aligned(out, items.width, size) &&
-         (items.is_dense || are_aligned(out, items.out_token_stride, size));
+  return are_aligned(out, items.width, size, border) &&
+         (items.is_dense || are_aligned(out, items.out_token_stride, size, border));
 }
 
 }  // namespace ehc::engram

@@ -14,56 +14,9 @@
 
 namespace ehc::engram {
 
-inline constexpr int kFour = 4;
 inline constexpr int kTeamThreads = 256;  // of a block, also where a team is a warp
 inline constexpr int kTeamWarps = kTeamThreads / cuda::kWarp;
 inline constexpr int64_t kMostWarpWidth = 512;   // wider rows have a block
-
-// Four columns of bf16 or f32 as floats.
-struct Four {
-  float value[kFour] = {};
-};
-
-template <bool kVector, class W>
-__device__ __forceinline__ Four load_four(const W* from, int64_t count) {
-  Four x;
-  if constexpr (sizeof(W) == 4) {
-    const Pack pack = cuda::load_pack<kVector>(from, count);
-#pragma unroll
-    for (int k = 0; k < kFour; ++k) x.value[k] = __uint_as_float(pack.word[k]);
-  } else if constexpr (kVector) {
-    const uint2 words = *reinterpret_cast<const uint2*>(from);
-    const Pack pack = {words.x, words.y, 0, 0};
-#pragma unroll
-    for (int k = 0; k < kFour; ++k) x.value[k] = cuda::column<W>(pack, k);
-  } else {
-#pragma unroll
-    for (int k = 0; k < kFour; ++k) {
-      if (k < count) x.value[k] = __uint_as_float(uint32_t{from[k].bits} << 16);
-    }
-  }
-  return x;
-}
-
-template <bool kVector, class W>
-__device__ __forceinline__ void store_four(W* to, const Four& x, int64_t count) {
-  if constexpr (sizeof(W) == 4) {
-    cuda::store_pack<kVector>(
-        to, cuda::make_pack<float>([&](int k) { return x.value[k]; }), count);
-  } else {
-    const uint2 words = {cuda::round_two<W>(x.value[0], x.value[1]),
-                         cuda::round_two<W>(x.value[2], x.value[3])};
-    if constexpr (kVector) {
-      *reinterpret_cast<uint2*>(to) = words;
-    } else {
-#pragma unroll
-      for (int k = 0; k < kFour; ++k) {
-        const uint32_t word = k < 2 ? words.x : words.y;
-        if (k < count) to[k].bits = static_cast<uint16_t>(word >> (k % 2 * 16));
-      }
-    }
-  }
-}
 
 // --- teams ---
 

@@ -1,5 +1,5 @@
-// Rows of tables as the CUDA kernels move them: eight columns at a time, whatever their type, and
-// how rows are cut into blocks.
+// Rows of tables as the CUDA kernels move them, four or eight columns at a time, and how rows are cut
+// into blocks.
 #pragma once
 
 #include <algorithm>
@@ -57,6 +57,57 @@ struct EightOf {
   }
 };
 
+inline constexpr int kFour = 4;
+
+// Four columns as floats. Rows of 16-bit types move them 8 bytes at a time.
+struct Four {
+  float value[kFour] = {};
+};
+
+template <bool kVector, class W>
+__device__ __forceinline__ Four load_four(const W* from, int64_t count) {
+  Four x;
+  if constexpr (sizeof(W) == 4) {
+    const Pack pack = cuda::load_pack<kVector>(from, count);
+#pragma unroll
+    for (int k = 0; k < kFour; ++k) x.value[k] = __uint_as_float(pack.word[k]);
+  } else if constexpr (kVector) {
+    const uint2 words = *reinterpret_cast<const uint2*>(from);
+    const Pack pack = {words.x, words.y, 0, 0};
+#pragma unroll
+    for (int k = 0; k < kFour; ++k) x.value[k] = cuda::column<W>(pack, k);
+  } else {
+    Pack pack{};
+#pragma unroll
+    for (int k = 0; k < kFour; ++k) {
+      if (k < count) pack.word[k / 2] |= uint32_t{from[k].bits} << (k % 2 * 16);
+    }
+#pragma unroll
+    for (int k = 0; k < kFour; ++k) x.value[k] = cuda::column<W>(pack, k);
+  }
+  return x;
+}
+
+template <bool kVector, class W>
+__device__ __forceinline__ void store_four(W* to, const Four& x, int64_t count) {
+  if constexpr (sizeof(W) == 4) {
+    cuda::store_pack<kVector>(
+        to, cuda::make_pack<float>([&](int k) { return x.value[k]; }), count);
+  } else {
+    const uint2 words = {cuda::round_two<W>(x.value[0], x.value[1]),
+                         cuda::round_two<W>(x.value[2], x.value[3])};
+    if constexpr (kVector) {
+      *reinterpret_cast<uint2*>(to) = words;
+    } else {
+#pragma unroll
+      for (int k = 0; k < kFour; ++k) {
+        const uint32_t word = k < 2 ? words.x : words.y;
+        if (k < count) to[k].bits = static_cast<uint16_t>(word >> (k % 2 * 16));
+      }
+    }
+  }
+}
+
 // Do these addresses and row strides, in elements of `size` bytes, keep every `border` bytes of a
 // row on a border?
 inline bool are_aligned(const void* data, int64_t stride, size_t size, size_t border = 16) {
@@ -83,18 +134,19 @@ void with_flag(bool flag, const Body& body) {
   }
 }
 
-// Blocks of `tall` rows by `wide` threads, each of which owns `columns` columns of every row that
-// it takes.
+// Blocks of `tall` rows by `wide` threads, each of which owns packs of `columns` columns, `wide` packs
+// apart, of every row that it takes.
 struct RowCut {
   int64_t column_blocks;  // blocks side by side in a row
   dim3 grid, block;
 };
 
-inline RowCut cut_rows(int64_t rows, int64_t width, int columns, int rows_of_thread) {
+inline RowCut cut_rows(int64_t rows, int64_t width, int columns, int rows_of_thread,
+                       int packs_of_thread = 1) {
   constexpr int64_t kThreads = 256;
   const int64_t packs = cuda::packs_of(width, columns);
-  const int64_t column_blocks = (packs + kThreads - 1) / kThreads;
-  int64_t wide = (packs + column_blocks - 1) / column_blocks;
+  const int64_t column_blocks = (packs + packs_of_thread * kThreads - 1) / (packs_of_thread * kThreads);
+  int64_t wide = (packs + packs_of_thread * column_blocks - 1) / (packs_of_thread * column_blocks);
   if (column_blocks > 1) wide = (wide + 31) / 32 * 32;
   const int64_t least = (rows + rows_of_thread - 1) / rows_of_thread;
   const int64_t tall = std::min(std::max<int64_t>(1, kThreads / wide), least);
@@ -103,14 +155,16 @@ inline RowCut cut_rows(int64_t rows, int64_t width, int columns, int rows_of_thr
           dim3(static_cast<unsigned>(wide), static_cast<unsigned>(tall))};
 }
 
-// The thread's columns and first row; its rows are blockDim.y apart.
+// The thread's first columns and first row; its rows are blockDim.y apart, its packs blockDim.x.
 struct RowPlace {
   int64_t row, column;
 
-  __device__ __forceinline__ RowPlace(int64_t column_blocks, int columns, int rows_of_thread) {
+  __device__ __forceinline__ RowPlace(int64_t column_blocks, int columns, int rows_of_thread,
+                                      int packs_of_thread = 1) {
     const auto cut = static_cast<unsigned>(column_blocks);
     row = static_cast<int64_t>(blockIdx.x / cut) * blockDim.y * rows_of_thread + threadIdx.y;
-    column = (static_cast<int64_t>(blockIdx.x % cut) * blockDim.x + threadIdx.x) * columns;
+    column = (static_cast<int64_t>(blockIdx.x % cut) * blockDim.x * packs_of_thread + threadIdx.x) *
+             columns;
   }
 };
 
