@@ -22,6 +22,8 @@ namespace {
 
 constexpr const char* kName = "engram.gather_bwd";
 constexpr int kThreads = kSortThreads;
+constexpr int kListRounds = 4;  // entries of a thread where rows are listed
+constexpr int64_t kListTile = int64_t{kThreads} * kListRounds;
 constexpr int64_t kSlot = kGradientChain;
 
 // What the kernels know of the sorted entries.
@@ -65,10 +67,10 @@ template <class Word>
 __global__ void __launch_bounds__(kThreads)
     count_rows(const __grid_constant__ NamedRows<Word> named, Word* counts) {
   __shared__ int room[kSortWarps];
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kSortTile<Word>;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kListTile;
   int count = 0;
 #pragma unroll 4
-  for (int k = 0; k < kSortRounds<Word>; ++k) {
+  for (int k = 0; k < kListRounds; ++k) {
     const int64_t i = begin + k * kThreads + threadIdx.x;
     if (i < named.count && named.begins(i)) ++count;
   }
@@ -100,13 +102,13 @@ __global__ void __launch_bounds__(kThreads)
               const __grid_constant__ RowList list) {
   __shared__ int room[kSortWarps];
   const auto unique = static_cast<int64_t>(*named.unique);
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kSortTile<Word>;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kListTile;
   auto base = static_cast<int64_t>(before[blockIdx.x]);
   if (begin == 0 && threadIdx.x == 0) {
     if (list.unique_count != nullptr) *list.unique_count = unique;
     if (unique == 0) named.starts[0] = 0;
   }
-  for (int k = 0; k < kSortRounds<Word>; ++k) {
+  for (int k = 0; k < kListRounds; ++k) {
     const int64_t i = begin + k * kThreads + threadIdx.x;
     const bool is_there = i < named.count;
     const bool begins = is_there && named.begins(i);
@@ -295,6 +297,8 @@ __global__ void fill_rows(const __grid_constant__ GatherBackwardArgs a, const ui
 
 // --- the whole ---
 
+int64_t tiles_of(int64_t count) { return (count + kListTile - 1) / kListTile; }
+
 bool are_vectors(const GatherBackwardArgs& a) {
   return a.width % 4 == 0 && are_aligned(a.out, a.out_stride, sizeof(float)) &&
          (a.target == nullptr || are_aligned(a.target, a.target_stride, sizeof(float)));
@@ -319,7 +323,7 @@ struct Scratch {
 
   Scratch(Workspace& workspace, int64_t count, int64_t rows, int64_t width, bool fills)
       : sort(workspace, count, rows),
-        counts(workspace.take<Word>((count + kSortTile<Word> - 1) / kSortTile<Word>)),
+        counts(workspace.take<Word>(tiles_of(count))),
         unique(workspace.take<Word>(1)),
         starts(workspace.take<Word>(count + 1)),
         partials(workspace.take<float>((count + kSlot - 1) / kSlot * width)),
@@ -341,7 +345,7 @@ void run(GatherBackwardArgs a, const RowIndices& indices, int64_t tokens, int64_
   const NamedRows<Word> named = {entries, count, rows, scratch.starts, scratch.unique};
   const RowList list = {a.dense ? nullptr : a.unique_rows, a.unique_is_64, unique_count,
                         a.fill ? scratch.bitmap : nullptr};
-  const int64_t tiles = (count + kSortTile<Word> - 1) / kSortTile<Word>;
+  const int64_t tiles = tiles_of(count);
   const dim3 grid(cuda::blocks(tiles));
   const dim3 block(kThreads);
   if (a.fill) {

@@ -31,7 +31,7 @@ __device__ __forceinline__ W* row_of(const WeightRows& rows, int64_t r) {
 template <class Shape, bool kVector, class Grad, class Momentum>
 __global__ void __launch_bounds__(kTeamThreads)
     momentum_kernel(const __grid_constant__ OptimizerStepArgs a, float* norms) {
-  __shared__ float room[2][kTeamWarps];
+  __shared__ typename TeamSum<Shape>::Room room;
   TeamSum<Shape> team_sum(room);
   const int64_t width = a.matrix.x.width;
   const int64_t team = static_cast<int64_t>(blockIdx.x) * Shape::kTeams + team_of_block<Shape>();
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kTeamThreads)
     const Momentum* momentum = row_of<const Momentum>(a.momentum, t);
     Momentum* new_momentum = row_of<Momentum>(a.new_momentum, t);
     float* update = a.update + r * a.matrix.x.update_stride;
-    float squares = 0;
+    float squares[1] = {};
 #pragma unroll 2
     for (int64_t column = thread_of_team<Shape>() * kFour; column < width;
          column += Shape::kThreads * kFour) {
@@ -58,13 +58,14 @@ __global__ void __launch_bounds__(kTeamThreads)
         const Moved moved = move_element(a.factors, g.value[k], m.value[k]);
         new_m.value[k] = moved.momentum;
         new_a.value[k] = moved.update;
-        if (kVector || k < count) squares = fmaf(moved.update, moved.update, squares);
+        if (kVector || k < count) squares[0] = fmaf(moved.update, moved.update, squares[0]);
       }
       store_four<kVector>(new_momentum + column, new_m, count);
       store_four<kVector>(update + column, new_a, count);
     }
-    const float norm = norm_of(team_sum(squares), [&](float unit) {
-      float sum = 0;
+    team_sum(squares);
+    const float norm = norm_of(squares[0], [&](float unit) {
+      float sum[1] = {};
       for (int64_t column = thread_of_team<Shape>() * kFour; column < width;
            column += Shape::kThreads * kFour) {
         const int64_t count = width - column;
@@ -72,10 +73,11 @@ __global__ void __launch_bounds__(kTeamThreads)
 #pragma unroll
         for (int k = 0; k < kFour; ++k) {
           const float y = x.value[k] * unit;
-          if (kVector || k < count) sum = fmaf(y, y, sum);
+          if (kVector || k < count) sum[0] = fmaf(y, y, sum[0]);
         }
       }
-      return team_sum(sum);
+      team_sum(sum);
+      return sum[0];
     });
     if (thread_of_team<Shape>() == 0) norms[r] = norm;
   }
@@ -129,14 +131,15 @@ template <class Shape, bool kVector, class W>
 __global__ void __launch_bounds__(kTeamThreads)
     weight_kernel(const __grid_constant__ OptimizerStepArgs a, const int* finite) {
   constexpr int kRows = Shape::kRows;
-  __shared__ float room[2][kTeamWarps];
+  __shared__ typename TeamSum<Shape>::Room room;
   TeamSum<Shape> team_sum(room);
   const ScaledUpdate& x = a.matrix.x;
   const bool skips = *finite != 0;
   const bool in_place = a.weight.data == a.new_weight.data;
   const int64_t first =
       static_cast<int64_t>(blockIdx.x) * Shape::kTeams * kRows + team_of_block<Shape>();
-  float scale[kRows];
+  float scale[kRows], norm[kRows];
+  bool is_moved[kRows];
   TeamRow<Shape, kVector> row[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -146,9 +149,10 @@ __global__ void __launch_bounds__(kTeamThreads)
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int64_t r = first + i * Shape::kTeams;
-    const bool is_read = r < a.rows && !(skips && scale[i] == 0.0f);
-    if (is_read) row[i].load(x.update + r * x.update_stride, x.width);
+    is_moved[i] = r < a.rows && !(skips && scale[i] == 0.0f);
+    if (is_moved[i]) row[i].load(x.update + r * x.update_stride, x.width);
   }
+  norms_of_rows(row, is_moved, scale, x.col_scale, x.width, team_sum, norm);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int64_t r = first + i * Shape::kTeams;
@@ -156,15 +160,14 @@ __global__ void __launch_bounds__(kTeamThreads)
     const int64_t t = table_row(a, r);
     const W* weight = row_of<const W>(a.weight, t);
     W* new_weight = row_of<W>(a.new_weight, t);
-    if (skips && scale[i] == 0.0f) {
+    if (!is_moved[i]) {
       if (in_place) continue;
       for (int64_t j = thread_of_team<Shape>(); j < x.width; j += Shape::kThreads) {
         new_weight[j] = weight[j];
       }
       continue;
     }
-    const float norm = norm_of_row(row[i], scale[i], x.col_scale, x.width, team_sum);
-    const float factor = row_factor(a.matrix.alpha, norm, x.eps);
+    const float factor = row_factor(a.matrix.alpha, norm[i], x.eps);
     row[i].each(x.width, [&](int, int64_t column, int64_t count, const Four& four) {
       const Four col = load_four<kVector>(x.col_scale + column, count);
       Four w = load_four<kVector>(weight + column, count);

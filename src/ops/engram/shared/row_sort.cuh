@@ -2,7 +2,7 @@
 // up to eight bits, in workspace memory. A stable order is unique, so no bit depends on blocks.
 //
 // A pass has three kernels: digits counted by tile, counts of a digit summed over the tiles before,
-// entries placed. A tile is kSortTile entries in order; a warp has a run of them, and ranks 32 at a time
+// entries placed. A tile is a run of entries; a warp has a run of them, and ranks 32 at a time
 // among those of the same digit. The tile is ordered in shared memory before it is written, so that
 // entries of a digit go out together.
 #pragma once
@@ -20,10 +20,12 @@ namespace ehc::engram {
 
 inline constexpr int kSortThreads = 256;
 inline constexpr int kSortWarps = kSortThreads / cuda::kWarp;
+// Rounds of 32 entries a warp: many, so that entries of a digit go out together, and few where there
+// are not enough tiles for all processors.
 template <class Word>
-inline constexpr int kSortRounds = 64 / sizeof(Word);  // of 32 entries a warp
-template <class Word>
-inline constexpr int kSortTile = kSortThreads* kSortRounds<Word>;
+inline constexpr int kManyRounds = 64 / sizeof(Word);
+inline constexpr int kFewRounds = 4;
+inline constexpr int64_t kFewEntries = int64_t{1} << 20;
 inline constexpr int kDigitBits = 8;
 inline constexpr int kDigits = 1 << kDigitBits;
 
@@ -54,16 +56,17 @@ __device__ __forceinline__ int digit_of(Word row, int shift) {
 }
 
 // counts[digit * tiles + tile]
-template <class Word, class Source>
+template <int kRounds, class Word, class Source>
 __global__ void __launch_bounds__(kSortThreads)
     count_digits(const __grid_constant__ Source source, int64_t count, int shift, int64_t tiles,
                  Word* counts) {
+  constexpr int kTile = kSortThreads * kRounds;
   __shared__ int of_digit[kDigits];
   of_digit[threadIdx.x] = 0;
   __syncthreads();
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kSortTile<Word>;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTile;
 #pragma unroll 4
-  for (int k = 0; k < kSortRounds<Word>; ++k) {
+  for (int k = 0; k < kRounds; ++k) {
     const int64_t i = begin + k * kSortThreads + threadIdx.x;
     if (i < count) atomicAdd(&of_digit[digit_of(source(i).row, shift)], 1);
   }
@@ -113,11 +116,12 @@ __global__ void __launch_bounds__(kSortThreads)
   if (threadIdx.x == 0) totals[blockIdx.x] = base;
 }
 
-template <class Word, class Source>
+template <int kRounds, class Word, class Source>
 __global__ void __launch_bounds__(kSortThreads)
     place_entries(const __grid_constant__ Source source, int64_t count, int shift, int64_t tiles,
                   const Word* counts, const Word* totals, RowEntry<Word>* to) {
-  __shared__ RowEntry<Word> tile[kSortTile<Word>];
+  constexpr int kTile = kSortThreads * kRounds;
+  __shared__ RowEntry<Word> tile[kTile];
   __shared__ int of_warp[kSortWarps][kDigits];  // counts, then places within the tile
   __shared__ Word place[kDigits];               // of a digit's first entry, less that in the tile
   __shared__ Word word_room[kSortWarps];
@@ -127,18 +131,18 @@ __global__ void __launch_bounds__(kSortThreads)
   for (int w = 0; w < kSortWarps; ++w) of_warp[w][threadIdx.x] = 0;
   __syncthreads();
 
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kSortTile<Word>;
-  const int there = static_cast<int>(min(count - begin, static_cast<int64_t>(kSortTile<Word>)));
-  RowEntry<Word> entry[kSortRounds<Word>];
-  int rank[kSortRounds<Word>];  // among the warp's entries of the same digit
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTile;
+  const int there = static_cast<int>(min(count - begin, static_cast<int64_t>(kTile)));
+  RowEntry<Word> entry[kRounds];
+  int rank[kRounds];  // among the warp's entries of the same digit
 #pragma unroll
-  for (int k = 0; k < kSortRounds<Word>; ++k) {
-    const int at = (warp * kSortRounds<Word> + k) * cuda::kWarp + lane;
+  for (int k = 0; k < kRounds; ++k) {
+    const int at = (warp * kRounds + k) * cuda::kWarp + lane;
     if (at < there) entry[k] = source(begin + at);
   }
 #pragma unroll
-  for (int k = 0; k < kSortRounds<Word>; ++k) {
-    const int at = (warp * kSortRounds<Word> + k) * cuda::kWarp + lane;
+  for (int k = 0; k < kRounds; ++k) {
+    const int at = (warp * kRounds + k) * cuda::kWarp + lane;
     const int digit = at < there ? digit_of(entry[k].row, shift) : -1;
     const unsigned same = __match_any_sync(cuda::kAllLanes, digit);
     const int before = __popc(same & ((1U << lane) - 1));
@@ -165,8 +169,8 @@ __global__ void __launch_bounds__(kSortThreads)
   __syncthreads();
 
 #pragma unroll
-  for (int k = 0; k < kSortRounds<Word>; ++k) {
-    const int at = (warp * kSortRounds<Word> + k) * cuda::kWarp + lane;
+  for (int k = 0; k < kRounds; ++k) {
+    const int at = (warp * kRounds + k) * cuda::kWarp + lane;
     if (at < there) tile[of_warp[warp][digit_of(entry[k].row, shift)] + rank[k]] = entry[k];
   }
   __syncthreads();
@@ -180,7 +184,7 @@ template <class Word>
 class RowSort {
  public:
   RowSort(Workspace& workspace, int64_t count, int64_t rows)
-      : count_(count), tiles_((count + kSortTile<Word> - 1) / kSortTile<Word>) {
+      : count_(count), is_few_(count < kFewEntries), tiles_((count + tile() - 1) / tile()) {
     const int bits = std::bit_width(static_cast<uint64_t>(rows));  // of 0 ... rows
     passes_ = std::max(1, (bits + kDigitBits - 1) / kDigitBits);
     for (RowEntry<Word>*& half : halves_) half = workspace.take<RowEntry<Word>>(count);
@@ -188,7 +192,7 @@ class RowSort {
     totals_ = workspace.take<Word>(kDigits);
   }
 
-  // The entries of all indices, those of none with the row `rows`. Afterwards spare() is free.
+  // The entries of all indices, those of none with the row `rows`.
   const RowEntry<Word>* sort(const char* name, const IndexSource<Word>& indices, int device,
                              void* stream) const {
     pass(name, indices, 0, halves_[0], device, stream);
@@ -198,23 +202,28 @@ class RowSort {
     }
     return halves_[(passes_ - 1) % 2];
   }
-  [[nodiscard]] void* spare() const { return halves_[passes_ % 2]; }
 
  private:
+  [[nodiscard]] int64_t tile() const {
+    return kSortThreads * (is_few_ ? kFewRounds : kManyRounds<Word>);
+  }
   template <class Source>
   void pass(const char* name, const Source& source, int shift, RowEntry<Word>* to, int device,
             void* stream) const {
     const dim3 grid(cuda::blocks(tiles_));
     const dim3 block(kSortThreads);
-    cuda::launch(name, device, stream, &count_digits<Word, Source>, grid, block, 0, source, count_,
+    cuda::launch(name, device, stream, is_few_ ? &count_digits<kFewRounds, Word, Source>
+                         : &count_digits<kManyRounds<Word>, Word, Source>, grid, block, 0, source, count_,
                  shift, tiles_, counts_);
     cuda::launch(name, device, stream, &sum_lines<Word>, dim3(kDigits), block, 0, counts_, tiles_,
                  totals_);
-    cuda::launch(name, device, stream, &place_entries<Word, Source>, grid, block, 0, source, count_,
+    cuda::launch(name, device, stream, is_few_ ? &place_entries<kFewRounds, Word, Source>
+                         : &place_entries<kManyRounds<Word>, Word, Source>, grid, block, 0, source, count_,
                  shift, tiles_, counts_, totals_, to);
   }
 
   int64_t count_;
+  bool is_few_;
   int64_t tiles_;
   int passes_;
   RowEntry<Word>* halves_[2] = {};

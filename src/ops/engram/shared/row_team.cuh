@@ -40,7 +40,7 @@ void with_team(int64_t width, bool vector, const Body& body) {
   } else if (width > kMostWarpWidth) {
     if (!vector) return body(TeamShape<true, 8, 1>{}, std::false_type{});
     if (width > 2048) return body(TeamShape<true, 8, 1>{}, std::true_type{});
-    body(TeamShape<true, 2, 1>{}, std::true_type{});
+    body(TeamShape<true, 2, 4>{}, std::true_type{});
   } else {
     if (!vector) return body(TeamShape<false, 4, 1>{}, std::false_type{});
     if (width > 256) return body(TeamShape<false, 4, 1>{}, std::true_type{});
@@ -57,27 +57,39 @@ inline bool is_vector_row(const void* data, int64_t stride, int64_t width, size_
 template <class Shape>
 class TeamSum {
  public:
-  // `room`: shared memory of a block team.
-  __device__ explicit TeamSum(float (&room)[2][kTeamWarps]) : room_(room) {}
+  static constexpr int kRows = Shape::kRows;
+  struct Room {  // shared memory of a block team
+    float of_warp[2][kRows][kTeamWarps];
+  };
+  __device__ explicit TeamSum(Room& room) : room_(room) {}
 
-  __device__ __forceinline__ float operator()(float x) {
+  // Of kCount sums at once, at most kRows.
+  template <int kCount>
+  __device__ __forceinline__ void operator()(float (&x)[kCount]) {
+    static_assert(kCount <= kRows);
 #pragma unroll
     for (int distance = cuda::kWarp / 2; distance > 0; distance /= 2) {
-      x += __shfl_xor_sync(cuda::kAllLanes, x, distance);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] += __shfl_xor_sync(cuda::kAllLanes, x[i], distance);
     }
     if constexpr (Shape::kBlock) {
       turn_ ^= 1;  // another thread may still read the room of the last sum
-      if (threadIdx.x % cuda::kWarp == 0) room_[turn_][threadIdx.x / cuda::kWarp] = x;
-      __syncthreads();
-      x = room_[turn_][0];
+      if (threadIdx.x % cuda::kWarp == 0) {
 #pragma unroll
-      for (int w = 1; w < kTeamWarps; ++w) x += room_[turn_][w];
+        for (int i = 0; i < kCount; ++i) room_.of_warp[turn_][i][threadIdx.x / cuda::kWarp] = x[i];
+      }
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        x[i] = room_.of_warp[turn_][i][0];
+#pragma unroll
+        for (int w = 1; w < kTeamWarps; ++w) x[i] += room_.of_warp[turn_][i][w];
+      }
     }
-    return x;
   }
 
  private:
-  float (&room_)[2][kTeamWarps];
+  Room& room_;
   int turn_ = 0;
 };
 
@@ -123,24 +135,43 @@ struct TeamRow {
   }
 };
 
-// The norm of a row of x = (scale * A) * col_scale. All threads of the team take part.
+// sum ((scale * A) * col_scale * unit)^2 over the thread's columns of a row.
 template <class Shape, bool kVector>
-__device__ __forceinline__ float norm_of_row(const TeamRow<Shape, kVector>& row, float scale,
-                                             const float* col_scale, int64_t width,
-                                             TeamSum<Shape>& team_sum) {
-  const auto squares = [&](float unit) {
-    float sum = 0;
-    row.each(width, [&](int, int64_t column, int64_t count, const Four& a) {
-      const Four col = load_four<kVector>(col_scale + column, count);
+__device__ __forceinline__ float squares_of(const TeamRow<Shape, kVector>& row, float scale,
+                                            const float* col_scale, int64_t width, float unit) {
+  float sum = 0;
+  row.each(width, [&](int, int64_t column, int64_t count, const Four& a) {
+    const Four col = load_four<kVector>(col_scale + column, count);
 #pragma unroll
-      for (int k = 0; k < kFour; ++k) {
-        const float x = a.value[k] * scale * col.value[k] * unit;
-        if (kVector || k < count) sum = fmaf(x, x, sum);
-      }
+    for (int k = 0; k < kFour; ++k) {
+      const float x = a.value[k] * scale * col.value[k] * unit;
+      if (kVector || k < count) sum = fmaf(x, x, sum);
+    }
+  });
+  return sum;
+}
+
+// The norms of rows of x = (scale * A) * col_scale, 0 for those that are not there. All threads of
+// the team take part.
+template <class Shape, bool kVector>
+__device__ __forceinline__ void norms_of_rows(
+    const TeamRow<Shape, kVector> (&row)[Shape::kRows], const bool (&is_there)[Shape::kRows],
+    const float (&scale)[Shape::kRows], const float* col_scale, int64_t width,
+    TeamSum<Shape>& team_sum, float (&norm)[Shape::kRows]) {
+#pragma unroll
+  for (int i = 0; i < Shape::kRows; ++i) {
+    norm[i] = is_there[i] ? squares_of(row[i], scale[i], col_scale, width, 1.0f) : 0.0f;
+  }
+  team_sum(norm);
+#pragma unroll
+  for (int i = 0; i < Shape::kRows; ++i) {
+    if (!is_there[i]) continue;
+    norm[i] = norm_of(norm[i], [&](float unit) {
+      float again[1] = {squares_of(row[i], scale[i], col_scale, width, unit)};
+      team_sum(again);
+      return again[0];
     });
-    return team_sum(sum);
-  };
-  return norm_of(squares(1.0f), squares);
+  }
 }
 
 }  // namespace ehc::engram

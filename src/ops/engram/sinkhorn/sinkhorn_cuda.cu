@@ -47,44 +47,43 @@ __global__ void __launch_bounds__(kTeamThreads)
                 const int* finite, float* parts) {
   constexpr int kRows = Shape::kRows;
   constexpr int kHeld = TeamRow<Shape, kVector>::kHeld;
-  __shared__ float room[2][kTeamWarps];
+  __shared__ typename TeamSum<Shape>::Room room;
   TeamSum<Shape> team_sum(room);
   const bool skips = finite != nullptr && *finite != 0;
   const PartRows part(blockIdx.x, rows, chunk_rows);
   float acc[kHeld * kFour] = {};
-  for (int64_t first = part.begin + team_of_block<Shape>(); first < part.end;
-       first += Shape::kTeams * kRows) {
+  const auto scale_of = [&](int64_t r) { return r < part.end ? a.x.row_scale[r] : 0.0f; };
+  constexpr int kStep = Shape::kTeams * kRows;
+  int64_t first = part.begin + team_of_block<Shape>();
+  float next_scale[kRows];  // a step ahead: they decide what is read
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) next_scale[i] = scale_of(first + i * Shape::kTeams);
+  for (; first < part.end; first += kStep) {
     float scale[kRows];
-    TeamRow<Shape, kVector> row[kRows];
     bool is_read[kRows];
+    TeamRow<Shape, kVector> row[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int64_t r = first + i * Shape::kTeams;
-      is_read[i] = r < part.end;
-      scale[i] = is_read[i] ? a.x.row_scale[r] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int64_t r = first + i * Shape::kTeams;
-      is_read[i] = is_read[i] && !(skips && scale[i] == 0.0f);
+      scale[i] = next_scale[i];
+      is_read[i] = r < part.end && !(skips && scale[i] == 0.0f);
       if (is_read[i]) row[i].load(a.x.update + r * a.x.update_stride, a.x.width);
     }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) next_scale[i] = scale_of(first + kStep + i * Shape::kTeams);
+    float norm[kRows];
+    norms_of_rows(row, is_read, scale, a.x.col_scale, a.x.width, team_sum, norm);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int64_t r = first + i * Shape::kTeams;
       if (r >= part.end) break;
-      float norm = 0;
-      float new_scale = 0;
-      if (is_read[i]) {
-        norm = norm_of_row(row[i], scale[i], a.x.col_scale, a.x.width, team_sum);
-        new_scale = next_row_scale(scale[i], norm, a.x.eps);
-      }
+      const float new_scale = is_read[i] ? next_row_scale(scale[i], norm[i], a.x.eps) : 0.0f;
       if (thread_of_team<Shape>() == 0) {
-        if (a.row_norm != nullptr) a.row_norm[r] = norm;
+        if (a.row_norm != nullptr) a.row_norm[r] = norm[i];
         a.new_row_scale[r] = new_scale;
       }
       if constexpr (Shape::kPacks > 0) {
-        if (norm == 0.0f) continue;
+        if (norm[i] == 0.0f) continue;
         row[i].each(a.x.width, [&](int p, int64_t column, int64_t count, const Four& four) {
           const Four col = load_four<kVector>(a.x.col_scale + column, count);
           add_squares<kVector>(four, new_scale, col, count, acc + p * kFour);
@@ -196,29 +195,32 @@ template <class Shape, bool kVector>
 __global__ void __launch_bounds__(kTeamThreads)
     finalize_kernel(const __grid_constant__ SinkhornFinalizeArgs a, int64_t rows) {
   constexpr int kRows = Shape::kRows;
-  __shared__ float room[2][kTeamWarps];
+  __shared__ typename TeamSum<Shape>::Room room;
   TeamSum<Shape> team_sum(room);
   const int64_t first =
       static_cast<int64_t>(blockIdx.x) * Shape::kTeams * kRows + team_of_block<Shape>();
   TeamRow<Shape, kVector> row[kRows];
+  float scale[kRows], norm[kRows];
+  bool is_there[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int64_t r = first + i * Shape::kTeams;
-    if (r < rows) row[i].load(a.x.update + r * a.x.update_stride, a.x.width);
+    is_there[i] = r < rows;
+    scale[i] = is_there[i] ? a.x.row_scale[r] : 0.0f;
+    if (is_there[i]) row[i].load(a.x.update + r * a.x.update_stride, a.x.width);
   }
+  norms_of_rows(row, is_there, scale, a.x.col_scale, a.x.width, team_sum, norm);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int64_t r = first + i * Shape::kTeams;
     if (r >= rows) break;
-    const float scale = a.x.row_scale[r];
-    const float norm = norm_of_row(row[i], scale, a.x.col_scale, a.x.width, team_sum);
-    const float factor = row_factor(a.alpha, norm, a.x.eps);
+    const float factor = row_factor(a.alpha, norm[i], a.x.eps);
     row[i].each(a.x.width, [&](int, int64_t column, int64_t count, const Four& four) {
       const Four col = load_four<kVector>(a.x.col_scale + column, count);
       Four out;
 #pragma unroll
       for (int k = 0; k < kFour; ++k) {
-        out.value[k] = four.value[k] * scale * col.value[k] * factor;
+        out.value[k] = four.value[k] * scale[i] * col.value[k] * factor;
       }
       store_four<kVector>(a.out + r * a.out_stride + column, out, count);
     });
