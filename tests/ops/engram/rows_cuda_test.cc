@@ -2,9 +2,13 @@
 #include <cmath>
 
 #include "core/cuda_support.h"
+#include "ehc/engram/dequant_rows.h"
+#include "ehc/engram/gather.h"
 #include "ehc/engram/gather_bwd.h"
+#include "ehc/engram/gather_dequant.h"
 #include "ehc/engram/momentum_update.h"
 #include "ehc/engram/optimizer_step.h"
+#include "ehc/engram/quantize_rows.h"
 #include "ehc/engram/sinkhorn.h"
 #include "tests/ops/engram/support.h"
 
@@ -197,6 +201,142 @@ TEST_F(RowsOnCuda, SparseGradientOfATableBeyond32Bits) {
       kGather);
   EXPECT_EQ(unique_on.bits() == unique.bits(), true);
   EXPECT_EQ(sums_on.bits() == sums.bits(), true);
+}
+
+// --- beyond 2^31 elements: the last row alone and behind all others ---
+
+// A tensor of device memory, zeros but for its last row.
+class Huge {
+ public:
+  Huge(Context& context, DType type, int64_t rows, int64_t width, const Array& last)
+      : memory_(context, static_cast<size_t>(rows * width) * size_of(type)) {
+    const int64_t shape[] = {rows, width};
+    tensor_ = Tensor(memory_.data(), type, shape, 2);
+    tensor_.device = Device::cuda;
+    row_bytes_ = static_cast<size_t>(width) * size_of(type);
+    // The gradient of no token is a table of zeros.
+    const int64_t words[] = {static_cast<int64_t>(memory_.bytes() / sizeof(float)), 1};
+    const int64_t nothing[] = {0, 1};
+    Tensor zeros(memory_.data(), DType::f32, words, 2), grad(nullptr, DType::f32, nothing, 2);
+    Tensor indices(nullptr, DType::i32, nothing, 2);
+    zeros.device = grad.device = indices.device = Device::cuda;
+    gather_bwd(context,
+               {.grad_embedding = grad, .indices = indices, .rows = words[0], .grad_table = zeros});
+    synchronize(context);
+    if (last.size() == 0) return;
+    const std::string bits = last.bits();
+    cuda_support::copy_to_device(0, nullptr, last_row(), bits.data(), bits.size());
+  }
+  operator Tensor() const { return tensor_; }  // NOLINT: used as a tensor
+  [[nodiscard]] std::string last_bits() const {
+    std::string out(row_bytes_, 0);
+    cuda_support::copy_to_host(0, nullptr, out.data(), last_row(), row_bytes_);
+    return out;
+  }
+
+ private:
+  [[nodiscard]] char* last_row() const {
+    return static_cast<char*>(memory_.data()) + memory_.bytes() - row_bytes_;
+  }
+  Buffer memory_;
+  Tensor tensor_;
+  size_t row_bytes_ = 0;
+};
+
+TEST_F(RowsOnCuda, RowsBeyond31Bits) {
+  constexpr int64_t kWidth = 256, kRows = (int64_t{1} << 31) / kWidth + 3;
+  Context cuda = Context::cuda(0, nullptr);
+  const Array f32 = Array::random(DType::f32, {1, kWidth}, 1);
+  const Array scale = Array::random(DType::f32, {1, 1}, 2, 1, 0.1F);
+  const Array none;
+  // Calls operation(rows, out) for one row and for many; the last rows are the same.
+  const auto same_last = [&](DType type, int64_t width, const auto& operation) {
+    const Huge alone(cuda, type, 1, width, none);
+    operation(int64_t{1}, alone);
+    const Huge many(cuda, type, kRows, width, none);
+    operation(kRows, many);
+    synchronize(cuda);
+    EXPECT_EQ(many.last_bits() == alone.last_bits(), true);
+  };
+  {
+    const Huge one(cuda, DType::f32, 1, kWidth, f32), all(cuda, DType::f32, kRows, kWidth, f32);
+    Buffer scales(cuda, kRows);
+    same_last(DType::f8_e4m3, kWidth, [&](int64_t rows, const Huge& out) {
+      const int64_t shape[] = {rows, 1};
+      Tensor scale_rows(scales.data(), DType::f8_e8m0, shape, 2);
+      scale_rows.device = Device::cuda;
+      quantize_rows(
+          cuda,
+          {.values = rows == 1 ? one : all, .group = kWidth, .weight = out, .scale = scale_rows});
+    });
+    same_last(DType::f32, kWidth, [&](int64_t rows, const Huge& out) {
+      const Huge momentum(cuda, DType::bf16, rows, kWidth, none);
+      momentum_update(cuda, {.grad = rows == 1 ? one : all,
+                             .momentum = momentum,
+                             .update = out,
+                             .new_momentum = momentum,
+                             .beta = 0.5,
+                             .nesterov = true});
+      synchronize(cuda);
+    });
+    const Huge row_scale(cuda, DType::f32, kRows, 1, scale),
+        one_scale(cuda, DType::f32, 1, 1, scale);
+    const OnDevice col_scale(cuda, Array::random(DType::f32, {kWidth}, 3, 1, 0.1F));
+    same_last(DType::f32, kWidth, [&](int64_t rows, const Huge& out) {
+      Tensor scales_of_rows = rows == 1 ? one_scale : row_scale;
+      scales_of_rows.rank = 1;
+      sinkhorn_finalize(cuda, {.update = rows == 1 ? one : all,
+                               .row_scale = scales_of_rows,
+                               .col_scale = col_scale,
+                               .out = out,
+                               .eps = 1e-20,
+                               .alpha = 3});
+    });
+  }
+  {
+    Array weight(DType::u8, {1, kWidth}), exponent(DType::u8, {1, 1});
+    for (int64_t i = 0; i < kWidth; ++i) weight.element<uint8_t>(i) = static_cast<uint8_t>(i * 37);
+    exponent.element<uint8_t>(0) = 120;
+    const Huge one(cuda, DType::u8, 1, kWidth, weight), all(cuda, DType::u8, kRows, kWidth, weight);
+    const Huge one_scale(cuda, DType::u8, 1, 1, exponent);
+    const Huge all_scales(cuda, DType::u8, kRows, 1, exponent);
+    same_last(DType::bf16, kWidth, [&](int64_t rows, const Huge& out) {
+      dequant_rows(cuda, {.weight = rows == 1 ? one : all,
+                          .scale = rows == 1 ? one_scale : all_scales,
+                          .group = kWidth,
+                          .values = out});
+    });
+    // The last row of the table, gathered to the last place of the embedding.
+    Array last(DType::i64, {1, 1});
+    last.element<int64_t>(0) = kRows - 1;
+    const Huge index(cuda, DType::i64, 1, 1, last), indices(cuda, DType::i64, kRows, 1, last);
+    same_last(DType::bf16, kWidth, [&](int64_t rows, const Huge& out) {
+      gather_dequant(cuda, {.weight = all,
+                            .scale = all_scales,
+                            .indices = rows == 1 ? index : indices,
+                            .group = kWidth,
+                            .embedding = out});
+    });
+    const Huge table(cuda, DType::bf16, kRows, kWidth, Array::random(DType::bf16, {1, kWidth}, 5));
+    same_last(DType::bf16, kWidth, [&](int64_t rows, const Huge& out) {
+      gather_fwd(cuda, {.table = table, .indices = rows == 1 ? index : indices, .embedding = out});
+    });
+    // The other indices are 0: their row is of very many chains.
+    std::string sums[2];
+    for (const int64_t tokens : {int64_t{1}, kRows}) {
+      const Huge out(cuda, DType::f32, kRows, kWidth, none);
+      const Huge grad(cuda, DType::bf16, tokens, kWidth,
+                      Array::random(DType::bf16, {1, kWidth}, 6));
+      run(cuda,
+          GatherBackward{.grad_embedding = grad,
+                         .indices = tokens == 1 ? index : indices,
+                         .rows = kRows,
+                         .grad_table = out},
+          kGather);
+      sums[tokens == 1 ? 0 : 1] = out.last_bits();
+    }
+    EXPECT_EQ(sums[0] == sums[1], true);
+  }
 }
 
 // --- the optimizer ---

@@ -2,8 +2,8 @@
 // there is no such element. ids I32/I64[T], table I32[V], compressed I32[T].
 //
 // Bytes per token: 4 or 8 and 4 gathered (from L2, which holds tables of vocabularies) read, 4
-// written. A thread takes a token, or of many four a block's width apart, so that as many table reads
-// are on the way. Exact.
+// written. A thread takes a token, or of many four a block's width apart, so that as many table
+// reads are on the way. Exact.
 #include "backends/cuda/launch.cuh"
 #include "ops/engram/compress_ids/compress_ids_math.h"
 

@@ -19,11 +19,12 @@ __global__ void fused_weight_kernel(const __grid_constant__ FusedWeightArgs a,
   hidden.template load<kVector>(static_cast<const Hidden*>(a.hidden_weight) +
                                     at.row * a.hidden_weight_stream_stride + at.column,
                                 count);
-  embed.template load<kVector>(static_cast<const Embed*>(a.embed_weight) +
-                                   at.row * a.embed_weight_stream_stride + at.column,
-                               count);
-  EightOf<float>::of([&](int k) { return hidden[k] * embed[k]; })
-      .template store<kVector>(a.fused + at.row * a.fused_stream_stride + at.column, count);
+  embed.template load<kVector>(
+      static_cast<const Embed*>(a.embed_weight) + at.row * a.embed_weight_stream_stride + at.column,
+      count);
+  EightOf<float>::of([&](int k) {
+    return hidden[k] * embed[k];
+  }).template store<kVector>(a.fused + at.row * a.fused_stream_stride + at.column, count);
 }
 
 }  // namespace

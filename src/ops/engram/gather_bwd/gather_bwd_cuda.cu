@@ -6,9 +6,9 @@
 // Algorithm: entries (row, t*C + c) are sorted by row (row_sort.cuh); the places where a row begins
 // are listed, a scan gives each its number. Threads of a row have 16 bytes of its columns each and
 // add its summands in ascending position. Rows that are named very often are cut into chains of 256
-// (gather_bwd_math.h), each summed apart, then added by a block. Rows that no index names are filled
-// by a kernel that finds the others in a bitmap. How many rows there are stays on the device.
-// No floating-point atomics; the bits are those of the CPU's kernels. Class R.
+// (gather_bwd_math.h), each summed apart, then added by a block. Rows that no index names are
+// filled by a kernel that finds the others in a bitmap. How many rows there are stays on the
+// device. No floating-point atomics; the bits are those of the CPU's kernels. Class R.
 #include <bit>
 
 #include "ops/engram/gather_bwd/gather_bwd_args.h"
@@ -218,10 +218,10 @@ __global__ void sum_chains(const __grid_constant__ GatherBackwardArgs a,
     for (int k = 0; k < kAtOnce; ++k) {
       if (i + k >= chain.end) continue;
       const Word position = named.entries[i + k].at;
-      const A* from =
-          is_dense ? grad + static_cast<int64_t>(position) * a.width
-                   : grad + static_cast<int64_t>(position / columns) * a.grad_token_stride +
-                         static_cast<int64_t>(position % columns) * a.width;
+      const A* from = is_dense
+                          ? grad + static_cast<int64_t>(position) * a.width
+                          : grad + static_cast<int64_t>(position / columns) * a.grad_token_stride +
+                                static_cast<int64_t>(position % columns) * a.width;
       pack[k] = cuda::load_pack<kVector>(from, count);
     }
 #pragma unroll
@@ -362,9 +362,8 @@ void run(GatherBackwardArgs a, const RowIndices& indices, int64_t tokens, int64_
   const bool grad_is_dense = tokens == 1 || a.grad_token_stride == a.columns * a.width;
   cuda::with_activation(a.type, [&](auto type) {
     using A = decltype(type);
-    const bool vector =
-        are_vectors(a) && a.width % kWidth<A> == 0 &&
-        are_aligned(a.grad, grad_is_dense ? 0 : a.grad_token_stride, sizeof(A));
+    const bool vector = are_vectors(a) && a.width % kWidth<A> == 0 &&
+                        are_aligned(a.grad, grad_is_dense ? 0 : a.grad_token_stride, sizeof(A));
     with_flag(vector, [&](auto is_vector) {
       launch_rows(kName, device, stream, cut_rows(slots + count, a.width, kWidth<A>, 1),
                   &sum_chains<Word, A, is_vector()>, a, named, slots, grad_is_dense);

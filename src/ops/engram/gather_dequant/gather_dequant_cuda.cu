@@ -1,10 +1,11 @@
 // engram.gather_dequant on CUDA (sm_80+).
 //
-//   e[t, c*hd:(c+1)*hd] = round(float(weight[r]) * 2^(scale[r] - 127)), r = indices[t,c]; zeros for -1
-//   weight [rows,hd], scale [rows,hd/group], indices [T,C], e [T,C*hd]
+//   e[t, c*hd:(c+1)*hd] = round(float(weight[r]) * 2^(scale[r] - 127)), r = indices[t,c]; zeros for
+//   -1 weight [rows,hd], scale [rows,hd/group], indices [T,C], e [T,C*hd]
 //
 // Bytes: C*(hd + hd/group) + C*(index) read, C*hd elements written a token.
-// Algorithm: row_format.cuh, with several rows of a thread on the way, which lie far apart. Class E.
+// Algorithm: row_format.cuh, with several rows of a thread on the way, which lie far apart. Class
+// E.
 #include "ops/engram/gather_dequant/gather_dequant_args.h"
 #include "ops/engram/shared/row_format.cuh"
 #include "ops/engram/shared/row_items.cuh"

@@ -1,7 +1,7 @@
-// engram.hash on CUDA (sm_80+). A thread per column of a layer, neighbours have neighbouring columns,
-// so the indices are written in whole sectors; it keeps the reciprocal and the offset of its column
-// and the multipliers of the layer in registers and walks over tokens. Exact. Bytes per token: 4*Nmax
-// read (from L1 for the other columns), 4*L*C written.
+// engram.hash on CUDA (sm_80+). A thread per column of a layer, neighbours have neighbouring
+// columns, so the indices are written in whole sectors; it keeps the reciprocal and the offset of
+// its column and the multipliers of the layer in registers and walks over tokens. Exact. Bytes per
+// token: 4*Nmax read (from L1 for the other columns), 4*L*C written.
 #include <algorithm>
 
 #include "backends/cuda/launch.cuh"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kThreads = 256;
 constexpr int kMostNgram = 8;
-constexpr int64_t kMostPasses = 16;     // of a block over its tokens
+constexpr int64_t kMostPasses = 16;      // of a block over its tokens
 constexpr int64_t kEnoughBlocks = 2048;  // then blocks take several passes
 
 // Column j of all layers, for the tokens of the block.
@@ -61,8 +61,7 @@ void hash_cuda(const HashArgs& a, int device, void* stream) {
   if (a.tokens == 0 || a.layers == 0 || columns == 0) return;
   const int64_t wide = std::min(columns, kThreads);
   const int64_t tall = std::max<int64_t>(1, kThreads / wide);
-  const int64_t passes =
-      std::clamp<int64_t>(a.tokens / (tall * kEnoughBlocks), 1, kMostPasses);
+  const int64_t passes = std::clamp<int64_t>(a.tokens / (tall * kEnoughBlocks), 1, kMostPasses);
   const dim3 grid(cuda::blocks((a.tokens + tall * passes - 1) / (tall * passes)),
                   static_cast<unsigned>(std::min<int64_t>(a.layers, 65535)),
                   static_cast<unsigned>(std::min<int64_t>((columns + wide - 1) / wide, 65535)));

@@ -4,7 +4,8 @@
 //   grad, momentum, new momentum W[rows,hd], A F32[rows,hd]
 //
 // Bytes: grad + 2 * momentum + 4 an element. A thread has twice four columns of a row, all of which
-// it reads before it writes; a matrix without gaps is one row. Class E: the formula fixes every rounding.
+// it reads before it writes; a matrix without gaps is one row. Class E: the formula fixes every
+// rounding.
 #include "ops/engram/momentum_update/momentum_update_math.h"
 #include "ops/engram/shared/table_rows.cuh"
 
@@ -68,7 +69,8 @@ void momentum_update_cuda(const MomentumUpdateArgs& args, int64_t rows, int devi
   with_weight(a.grad_type, [&](auto grad) {
     with_weight(a.momentum_type, [&](auto momentum) {
       with_flag(vector, [&](auto is_vector) {
-        launch_rows("engram.momentum_update", device, stream, cut_rows(rows, a.width, kFour, 1, kPacks),
+        launch_rows("engram.momentum_update", device, stream,
+                    cut_rows(rows, a.width, kFour, 1, kPacks),
                     &momentum_kernel<is_vector(), decltype(grad), decltype(momentum)>, a, rows);
       });
     });

@@ -7,9 +7,9 @@
 //
 // Bytes an element: g + 2m + 4, 4 a round, 4 + 2W. Rows that do not live are not read again, their
 // weights are copied.
-// Algorithm: a team of threads per row (row_team.cuh); in the first pass it takes kTeamRows rows one
-// after the other, so that the gradient of a row is looked for once. Norms are added in double by
-// chunks of rows. No number comes to the host: whether all norms are finite stays on the device.
+// Algorithm: a team of threads per row (row_team.cuh); in the first pass it takes kTeamRows rows
+// one after the other, so that the gradient of a row is looked for once. Norms are added in double
+// by chunks of rows. No number comes to the host: whether all norms are finite stays on the device.
 // Same bits as the operators one after the other. Class R.
 #include "ops/engram/momentum_update/momentum_update_math.h"
 #include "ops/engram/optimizer_step/optimizer_step_math.h"
@@ -230,8 +230,7 @@ void optimizer_momentum_cuda(const OptimizerStepArgs& a, double* sums, int* fini
         with_flag(vector, [&](auto is_vector) {
           using Shape = TeamShape<is_block(), 0, 1>;
           constexpr int64_t kOfBlock = Shape::kTeams * kTeamRows;
-          cuda::launch(kName, device, stream,
-                       &momentum_kernel<Shape, is_vector(), Grad, Momentum>,
+          cuda::launch(kName, device, stream, &momentum_kernel<Shape, is_vector(), Grad, Momentum>,
                        dim3(cuda::blocks((a.rows + kOfBlock - 1) / kOfBlock)), dim3(kTeamThreads),
                        0, a, a.row_scale);
         });

@@ -1,5 +1,5 @@
-// engram.quantize_rows on CUDA (sm_80+): e4m3fn weights and one ue8m0 scale for each group of values.
-// values [rows, hd], weight [rows, hd], scale [rows, hd/group]
+// engram.quantize_rows on CUDA (sm_80+): e4m3fn weights and one ue8m0 scale for each group of
+// values. values [rows, hd], weight [rows, hd], scale [rows, hd/group]
 //
 // Bytes: hd elements read, hd + hd/group written a row.
 // Algorithm: eight values a thread; the threads of a group find its largest magnitude by shuffles,

@@ -1,7 +1,8 @@
-// Rows of the 8-bit format decoded on CUDA: those of a `Which`, which has count() of them, says which
-// row item i is, index(i), and where its values go, out(i). A thread has eight columns of kDecodedRows
-// rows: it finds the rows, then reads weights and scales of all of them, then decodes and writes.
-// Groups that eight does not divide and rows that are not aligned go element by element. Class E.
+// Rows of the 8-bit format decoded on CUDA: those of a `Which`, which has count() of them, says
+// which row item i is, index(i), and where its values go, out(i). A thread has eight columns of
+// kDecodedRows rows: it finds the rows, then reads weights and scales of all of them, then decodes
+// and writes. Groups that eight does not divide and rows that are not aligned go element by
+// element. Class E.
 #pragma once
 
 #include "ops/engram/shared/row_format.h"
@@ -35,7 +36,7 @@ __device__ __forceinline__ bool has_nan(uint32_t word) {
 template <class Out>
 __device__ __forceinline__ void decode_eight(uint2 weights, uint8_t scale, Out* to) {
   if (scale == 255 || detail::has_nan(weights.x) || detail::has_nan(weights.y)) {
-    constexpr DType kType = sizeof(Out) == 4                        ? DType::f32
+    constexpr DType kType = sizeof(Out) == 4                 ? DType::f32
                             : std::is_same_v<Out, cuda::F16> ? DType::f16
                                                              : DType::bf16;
     for (int k = 0; k < kEight; ++k) {

@@ -1,5 +1,5 @@
-// Positions of indices, ordered by the row that they name, on CUDA: a stable radix sort by digits of
-// up to eight bits, in workspace memory. A stable order is unique, so no bit depends on blocks.
+// Positions of indices, ordered by the row that they name, on CUDA: a stable radix sort by digits
+// of up to eight bits, in workspace memory. A stable order is unique, so no bit depends on blocks.
 //
 // A pass has three kernels: digits counted by tile, counts of a digit summed over the tiles before,
 // entries placed. A tile is a run of entries; a warp has a run of them, and ranks 32 at a time
@@ -20,8 +20,8 @@ namespace ehc::engram {
 
 inline constexpr int kSortThreads = 256;
 inline constexpr int kSortWarps = kSortThreads / cuda::kWarp;
-// Rounds of 32 entries a warp: many, so that entries of a digit go out together, and few where there
-// are not enough tiles for all processors.
+// Rounds of 32 entries a warp: many, so that entries of a digit go out together, and few where
+// there are not enough tiles for all processors.
 template <class Word>
 inline constexpr int kManyRounds = 64 / sizeof(Word);
 inline constexpr int kFewRounds = 4;
@@ -38,8 +38,8 @@ struct IndexSource {
   bool is_dense;
 
   __device__ __forceinline__ RowEntry<Word> operator()(int64_t i) const {
-    const int64_t row = is_dense ? row_index(indices, 0, i)
-                                 : row_index(indices, i / columns, i % columns);
+    const int64_t row =
+        is_dense ? row_index(indices, 0, i) : row_index(indices, i / columns, i % columns);
     return {static_cast<Word>(row >= 0 && row < rows ? row : rows), static_cast<Word>(i)};
   }
 };
@@ -212,14 +212,16 @@ class RowSort {
             void* stream) const {
     const dim3 grid(cuda::blocks(tiles_));
     const dim3 block(kSortThreads);
-    cuda::launch(name, device, stream, is_few_ ? &count_digits<kFewRounds, Word, Source>
-                         : &count_digits<kManyRounds<Word>, Word, Source>, grid, block, 0, source, count_,
-                 shift, tiles_, counts_);
+    cuda::launch(name, device, stream,
+                 is_few_ ? &count_digits<kFewRounds, Word, Source>
+                         : &count_digits<kManyRounds<Word>, Word, Source>,
+                 grid, block, 0, source, count_, shift, tiles_, counts_);
     cuda::launch(name, device, stream, &sum_lines<Word>, dim3(kDigits), block, 0, counts_, tiles_,
                  totals_);
-    cuda::launch(name, device, stream, is_few_ ? &place_entries<kFewRounds, Word, Source>
-                         : &place_entries<kManyRounds<Word>, Word, Source>, grid, block, 0, source, count_,
-                 shift, tiles_, counts_, totals_, to);
+    cuda::launch(name, device, stream,
+                 is_few_ ? &place_entries<kFewRounds, Word, Source>
+                         : &place_entries<kManyRounds<Word>, Word, Source>,
+                 grid, block, 0, source, count_, shift, tiles_, counts_, totals_, to);
   }
 
   int64_t count_;

@@ -16,12 +16,12 @@ namespace ehc::engram {
 
 inline constexpr int kTeamThreads = 256;  // of a block, also where a team is a warp
 inline constexpr int kTeamWarps = kTeamThreads / cuda::kWarp;
-inline constexpr int64_t kMostWarpWidth = 512;   // wider rows have a block
+inline constexpr int64_t kMostWarpWidth = 512;  // wider rows have a block
 
 // --- teams ---
 
-// The shape of a kernel: a thread holds kPacks packs (0: none, they are read again) of each of kRows
-// rows at a time.
+// The shape of a kernel: a thread holds kPacks packs (0: none, they are read again) of each of
+// kRows rows at a time.
 template <bool kIsBlock, int kPacksOfRow, int kRowsAtOnce>
 struct TeamShape {
   static constexpr bool kBlock = kIsBlock;
@@ -154,10 +154,12 @@ __device__ __forceinline__ float squares_of(const TeamRow<Shape, kVector>& row, 
 // The norms of rows of x = (scale * A) * col_scale, 0 for those that are not there. All threads of
 // the team take part.
 template <class Shape, bool kVector>
-__device__ __forceinline__ void norms_of_rows(
-    const TeamRow<Shape, kVector> (&row)[Shape::kRows], const bool (&is_there)[Shape::kRows],
-    const float (&scale)[Shape::kRows], const float* col_scale, int64_t width,
-    TeamSum<Shape>& team_sum, float (&norm)[Shape::kRows]) {
+__device__ __forceinline__ void norms_of_rows(const TeamRow<Shape, kVector> (&row)[Shape::kRows],
+                                              const bool (&is_there)[Shape::kRows],
+                                              const float (&scale)[Shape::kRows],
+                                              const float* col_scale, int64_t width,
+                                              TeamSum<Shape>& team_sum,
+                                              float (&norm)[Shape::kRows]) {
 #pragma unroll
   for (int i = 0; i < Shape::kRows; ++i) {
     norm[i] = is_there[i] ? squares_of(row[i], scale[i], col_scale, width, 1.0f) : 0.0f;

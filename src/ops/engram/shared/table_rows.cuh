@@ -1,5 +1,5 @@
-// Rows of tables as the CUDA kernels move them, four or eight columns at a time, and how rows are cut
-// into blocks.
+// Rows of tables as the CUDA kernels move them, four or eight columns at a time, and how rows are
+// cut into blocks.
 #pragma once
 
 #include <algorithm>
@@ -91,8 +91,7 @@ __device__ __forceinline__ Four load_four(const W* from, int64_t count) {
 template <bool kVector, class W>
 __device__ __forceinline__ void store_four(W* to, const Four& x, int64_t count) {
   if constexpr (sizeof(W) == 4) {
-    cuda::store_pack<kVector>(
-        to, cuda::make_pack<float>([&](int k) { return x.value[k]; }), count);
+    cuda::store_pack<kVector>(to, cuda::make_pack<float>([&](int k) { return x.value[k]; }), count);
   } else {
     const uint2 words = {cuda::round_two<W>(x.value[0], x.value[1]),
                          cuda::round_two<W>(x.value[2], x.value[3])};
@@ -134,8 +133,8 @@ void with_flag(bool flag, const Body& body) {
   }
 }
 
-// Blocks of `tall` rows by `wide` threads, each of which owns packs of `columns` columns, `wide` packs
-// apart, of every row that it takes.
+// Blocks of `tall` rows by `wide` threads, each of which owns packs of `columns` columns, `wide`
+// packs apart, of every row that it takes.
 struct RowCut {
   int64_t column_blocks;  // blocks side by side in a row
   dim3 grid, block;
@@ -145,7 +144,8 @@ inline RowCut cut_rows(int64_t rows, int64_t width, int columns, int rows_of_thr
                        int packs_of_thread = 1) {
   constexpr int64_t kThreads = 256;
   const int64_t packs = cuda::packs_of(width, columns);
-  const int64_t column_blocks = (packs + packs_of_thread * kThreads - 1) / (packs_of_thread * kThreads);
+  const int64_t column_blocks =
+      (packs + packs_of_thread * kThreads - 1) / (packs_of_thread * kThreads);
   int64_t wide = (packs + packs_of_thread * column_blocks - 1) / (packs_of_thread * column_blocks);
   if (column_blocks > 1) wide = (wide + 31) / 32 * 32;
   const int64_t least = (rows + rows_of_thread - 1) / rows_of_thread;

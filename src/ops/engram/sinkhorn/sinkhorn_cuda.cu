@@ -7,10 +7,10 @@
 //   A, out F32[rows,hd], partial F32[P,hd]
 //
 // Bytes: A once, and out.
-// Algorithm: a team of threads holds a row in registers between its norm and its use (row_team.cuh).
-// The step has four blocks for each chunk; their teams take rows in turn and keep the sums of their
-// columns in registers, then teams, then the parts of a chunk are added in ascending order. Rows of
-// more than 8192 columns are read twice, the second time column by column.
+// Algorithm: a team of threads holds a row in registers between its norm and its use
+// (row_team.cuh). The step has four blocks for each chunk; their teams take rows in turn and keep
+// the sums of their columns in registers, then teams, then the parts of a chunk are added in
+// ascending order. Rows of more than 8192 columns are read twice, the second time column by column.
 // Class R: the order of sums depends on the width and the number of rows alone.
 #include "ops/engram/shared/row_team.cuh"
 
@@ -270,8 +270,8 @@ void sinkhorn_reduce_cuda(const char* name, const SinkhornReduceArgs& a, int64_t
 
 void sinkhorn_finalize_cuda(const SinkhornFinalizeArgs& a, int64_t rows, int device, void* stream) {
   if (rows == 0) return;
-  const bool vector = is_vector_update(a.x) &&
-                      is_vector_row(a.out, a.out_stride, a.x.width, sizeof(float));
+  const bool vector =
+      is_vector_update(a.x) && is_vector_row(a.out, a.out_stride, a.x.width, sizeof(float));
   with_team(a.x.width, vector, [&](auto shape, auto is_vector) {
     using Shape = decltype(shape);
     constexpr int64_t kOfBlock = Shape::kTeams * Shape::kRows;

@@ -1,9 +1,9 @@
 // engram.window on CUDA (sm_80+): window[t,k] = the id k positions before token t in its sequence,
 // or the pad id where a slot is blocked. ids I32[T], window I32[T,Nmax].
 //
-// Bytes per token: 4 read, 4*Nmax written. A thread takes four tokens a block's width apart, finds the
-// sequence of each by bisection of the borders and makes its row in shared memory; the block then
-// writes its rows together. Exact.
+// Bytes per token: 4 read, 4*Nmax written. A thread takes four tokens a block's width apart, finds
+// the sequence of each by bisection of the borders and makes its row in shared memory; the block
+// then writes its rows together. Exact.
 #include "backends/cuda/launch.cuh"
 #include "ops/engram/window/window_math.h"
 
