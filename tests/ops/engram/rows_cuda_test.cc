@@ -248,7 +248,7 @@ TEST_F(RowsOnCuda, RowsBeyond31Bits) {
   Context cuda = Context::cuda(0, nullptr);
   const Array f32 = Array::random(DType::f32, {1, kWidth}, 1);
   const Array scale = Array::random(DType::f32, {1, 1}, 2, 1, 0.1F);
-  const Array none;
+  const Array none(DType::f32, {0});
   // Calls operation(rows, out) for one row and for many; the last rows are the same.
   const auto same_last = [&](DType type, int64_t width, const auto& operation) {
     const Huge alone(cuda, type, 1, width, none);

@@ -12,7 +12,7 @@ namespace ehc::engram {
 
 namespace {
 
-constexpr int kRows = 4;
+constexpr int kRows = 2;
 
 // The columns of a thread: 16 bytes of the same type, else four.
 template <class In, class Out>

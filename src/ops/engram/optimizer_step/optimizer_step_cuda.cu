@@ -28,15 +28,21 @@ __device__ __forceinline__ W* row_of(const WeightRows& rows, int64_t r) {
   return static_cast<W*>(rows.data) + r * rows.stride;
 }
 
-template <class Shape, bool kVector, class Grad, class Momentum>
+template <bool kVector, class Grad, class Momentum>
 __global__ void __launch_bounds__(kTeamThreads)
-    momentum_kernel(const __grid_constant__ OptimizerStepArgs a, float* norms) {
-  __shared__ typename TeamSum<Shape>::Room room;
-  TeamSum<Shape> team_sum(room);
+    momentum_kernel(const __grid_constant__ OptimizerStepArgs a, int threads, float* norms) {
+  __shared__ TeamRoom room;
+  Team team(threads, room);
   const int64_t width = a.matrix.x.width;
-  const int64_t team = static_cast<int64_t>(blockIdx.x) * Shape::kTeams + team_of_block<Shape>();
-  const int64_t begin = team * kTeamRows;
+  const int teams = kTeamThreads / threads;
+  const int64_t begin = (static_cast<int64_t>(blockIdx.x) * teams + team.index()) * kTeamRows;
   const int64_t end = min(begin + kTeamRows, a.rows);
+  const auto each_four = [&](const auto& body) {
+#pragma unroll 2
+    for (int64_t column = team.thread() * kFour; column < width; column += threads * kFour) {
+      body(column, width - column);
+    }
+  };
   GradientCursor gradient(a, begin);
   for (int64_t r = begin; r < end; ++r) {
     const int64_t t = table_row(a, r);
@@ -44,11 +50,8 @@ __global__ void __launch_bounds__(kTeamThreads)
     const Momentum* momentum = row_of<const Momentum>(a.momentum, t);
     Momentum* new_momentum = row_of<Momentum>(a.new_momentum, t);
     float* update = a.update + r * a.matrix.x.update_stride;
-    float squares[1] = {};
-#pragma unroll 2
-    for (int64_t column = thread_of_team<Shape>() * kFour; column < width;
-         column += Shape::kThreads * kFour) {
-      const int64_t count = width - column;
+    float squares = 0;
+    each_four([&](int64_t column, int64_t count) {
       Four g;
       if (u >= 0) g = load_four<kVector>(row_of<const Grad>(a.grad, u) + column, count);
       const Four m = load_four<kVector>(momentum + column, count);
@@ -58,28 +61,24 @@ __global__ void __launch_bounds__(kTeamThreads)
         const Moved moved = move_element(a.factors, g.value[k], m.value[k]);
         new_m.value[k] = moved.momentum;
         new_a.value[k] = moved.update;
-        if (kVector || k < count) squares[0] = fmaf(moved.update, moved.update, squares[0]);
+        if (kVector || k < count) squares = fmaf(moved.update, moved.update, squares);
       }
       store_four<kVector>(new_momentum + column, new_m, count);
       store_four<kVector>(update + column, new_a, count);
-    }
-    team_sum(squares);
-    const float norm = norm_of(squares[0], [&](float unit) {
-      float sum[1] = {};
-      for (int64_t column = thread_of_team<Shape>() * kFour; column < width;
-           column += Shape::kThreads * kFour) {
-        const int64_t count = width - column;
+    });
+    const float norm = norm_of(team.sum(squares), [&](float unit) {
+      float sum = 0;
+      each_four([&](int64_t column, int64_t count) {
         const Four x = load_four<kVector>(update + column, count);  // the thread's own
 #pragma unroll
         for (int k = 0; k < kFour; ++k) {
           const float y = x.value[k] * unit;
-          if (kVector || k < count) sum[0] = fmaf(y, y, sum[0]);
+          if (kVector || k < count) sum = fmaf(y, y, sum);
         }
-      }
-      team_sum(sum);
-      return sum[0];
+      });
+      return team.sum(sum);
     });
-    if (thread_of_team<Shape>() == 0) norms[r] = norm;
+    if (team.thread() == 0) norms[r] = norm;
   }
 }
 
@@ -130,55 +129,34 @@ __global__ void __launch_bounds__(kTeamThreads)
 template <class Shape, bool kVector, class W>
 __global__ void __launch_bounds__(kTeamThreads)
     weight_kernel(const __grid_constant__ OptimizerStepArgs a, const int* finite) {
-  constexpr int kRows = Shape::kRows;
-  __shared__ typename TeamSum<Shape>::Room room;
-  TeamSum<Shape> team_sum(room);
+  __shared__ TeamRoom room;
+  Team team(Shape::kThreads, room);
   const ScaledUpdate& x = a.matrix.x;
-  const bool skips = *finite != 0;
-  const bool in_place = a.weight.data == a.new_weight.data;
-  const int64_t first =
-      static_cast<int64_t>(blockIdx.x) * Shape::kTeams * kRows + team_of_block<Shape>();
-  float scale[kRows], norm[kRows];
-  bool is_moved[kRows];
-  TeamRow<Shape, kVector> row[kRows];
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int64_t r = first + i * Shape::kTeams;
-    scale[i] = r < a.rows ? x.row_scale[r] : 0.0f;
+  const int64_t r = static_cast<int64_t>(blockIdx.x) * Shape::kTeams + team.index();
+  if (r >= a.rows) return;
+  const int64_t t = table_row(a, r);
+  const W* weight = row_of<const W>(a.weight, t);
+  W* new_weight = row_of<W>(a.new_weight, t);
+  const float scale = x.row_scale[r];
+  if (scale == 0.0f && *finite != 0) {
+    if (a.weight.data == a.new_weight.data) return;
+    for (int64_t j = team.thread(); j < x.width; j += Shape::kThreads) new_weight[j] = weight[j];
+    return;
   }
+  TeamRow<Shape, kVector> row;
+  row.load(x.update + r * x.update_stride, x.width);
+  const float norm = norm_of_row(row, scale, x.col_scale, x.width, team);
+  const float factor = row_factor(a.matrix.alpha, norm, x.eps);
+  row.each(x.width, [&](int, int64_t column, int64_t count, const Four& four) {
+    const Four col = load_four<kVector>(x.col_scale + column, count);
+    Four w = load_four<kVector>(weight + column, count);
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int64_t r = first + i * Shape::kTeams;
-    is_moved[i] = r < a.rows && !(skips && scale[i] == 0.0f);
-    if (is_moved[i]) row[i].load(x.update + r * x.update_stride, x.width);
-  }
-  norms_of_rows(row, is_moved, scale, x.col_scale, x.width, team_sum, norm);
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int64_t r = first + i * Shape::kTeams;
-    if (r >= a.rows) break;
-    const int64_t t = table_row(a, r);
-    const W* weight = row_of<const W>(a.weight, t);
-    W* new_weight = row_of<W>(a.new_weight, t);
-    if (!is_moved[i]) {
-      if (in_place) continue;
-      for (int64_t j = thread_of_team<Shape>(); j < x.width; j += Shape::kThreads) {
-        new_weight[j] = weight[j];
-      }
-      continue;
+    for (int k = 0; k < kFour; ++k) {
+      const float change = four.value[k] * scale * col.value[k] * factor;
+      w.value[k] = fmaf(-a.rate, change, w.value[k]);
     }
-    const float factor = row_factor(a.matrix.alpha, norm[i], x.eps);
-    row[i].each(x.width, [&](int, int64_t column, int64_t count, const Four& four) {
-      const Four col = load_four<kVector>(x.col_scale + column, count);
-      Four w = load_four<kVector>(weight + column, count);
-#pragma unroll
-      for (int k = 0; k < kFour; ++k) {
-        const float change = four.value[k] * scale[i] * col.value[k] * factor;
-        w.value[k] = fmaf(-a.rate, change, w.value[k]);
-      }
-      store_four<kVector>(new_weight + column, w, count);
-    });
-  }
+    store_four<kVector>(new_weight + column, w, count);
+  });
 }
 
 // --- the rows that a lazy step leaves alone ---
@@ -226,14 +204,12 @@ void optimizer_momentum_cuda(const OptimizerStepArgs& a, double* sums, int* fini
       const bool vector = are_vectors<Grad>(a.grad, width) &&
                           are_vectors<Momentum>(a.momentum, width) &&
                           are_vectors<Momentum>(a.new_momentum, width);
-      with_flag(width > kMostWarpWidth, [&](auto is_block) {
-        with_flag(vector, [&](auto is_vector) {
-          using Shape = TeamShape<is_block(), 0, 1>;
-          constexpr int64_t kOfBlock = Shape::kTeams * kTeamRows;
-          cuda::launch(kName, device, stream, &momentum_kernel<Shape, is_vector(), Grad, Momentum>,
-                       dim3(cuda::blocks((a.rows + kOfBlock - 1) / kOfBlock)), dim3(kTeamThreads),
-                       0, a, a.row_scale);
-        });
+      const int threads = team_threads(width);
+      const int64_t of_block = int64_t{kTeamThreads} / threads * kTeamRows;
+      with_flag(vector, [&](auto is_vector) {
+        cuda::launch(kName, device, stream, &momentum_kernel<is_vector(), Grad, Momentum>,
+                     dim3(cuda::blocks((a.rows + of_block - 1) / of_block)), dim3(kTeamThreads), 0,
+                     a, threads, a.row_scale);
       });
     });
   });
@@ -254,7 +230,7 @@ void optimizer_weights_cuda(const OptimizerStepArgs& a, const int* finite, int d
     const bool vector = are_vectors<W>(a.weight, width) && are_vectors<W>(a.new_weight, width);
     with_team(width, vector, [&](auto shape, auto is_vector) {
       using Shape = decltype(shape);
-      constexpr int64_t kOfBlock = Shape::kTeams * Shape::kRows;
+      constexpr int64_t kOfBlock = Shape::kTeams;
       cuda::launch(kName, device, stream, &weight_kernel<Shape, is_vector(), W>,
                    dim3(cuda::blocks((a.rows + kOfBlock - 1) / kOfBlock)), dim3(kTeamThreads), 0, a,
                    finite);

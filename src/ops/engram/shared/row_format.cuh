@@ -70,7 +70,7 @@ inline bool are_eights(const CodedRows& rows) {
          are_aligned(rows.weight, rows.weight_stride, 1, 8);
 }
 
-inline constexpr int kDecodedRows = 4;  // of a thread
+inline constexpr int kDecodedRows = 2;  // of a thread
 
 template <class Which, class Out>
 __global__ void decode_eights(const __grid_constant__ Which which,

@@ -133,20 +133,18 @@ void with_flag(bool flag, const Body& body) {
   }
 }
 
-// Blocks of `tall` rows by `wide` threads, each of which owns packs of `columns` columns, `wide`
-// packs apart, of every row that it takes.
+// Blocks of `tall` rows by `wide` threads, each of which owns `columns` columns of every row that
+// it takes.
 struct RowCut {
   int64_t column_blocks;  // blocks side by side in a row
   dim3 grid, block;
 };
 
-inline RowCut cut_rows(int64_t rows, int64_t width, int columns, int rows_of_thread,
-                       int packs_of_thread = 1) {
+inline RowCut cut_rows(int64_t rows, int64_t width, int columns, int rows_of_thread) {
   constexpr int64_t kThreads = 256;
   const int64_t packs = cuda::packs_of(width, columns);
-  const int64_t column_blocks =
-      (packs + packs_of_thread * kThreads - 1) / (packs_of_thread * kThreads);
-  int64_t wide = (packs + packs_of_thread * column_blocks - 1) / (packs_of_thread * column_blocks);
+  const int64_t column_blocks = (packs + kThreads - 1) / kThreads;
+  int64_t wide = (packs + column_blocks - 1) / column_blocks;
   if (column_blocks > 1) wide = (wide + 31) / 32 * 32;
   const int64_t least = (rows + rows_of_thread - 1) / rows_of_thread;
   const int64_t tall = std::min(std::max<int64_t>(1, kThreads / wide), least);
@@ -155,16 +153,14 @@ inline RowCut cut_rows(int64_t rows, int64_t width, int columns, int rows_of_thr
           dim3(static_cast<unsigned>(wide), static_cast<unsigned>(tall))};
 }
 
-// The thread's first columns and first row; its rows are blockDim.y apart, its packs blockDim.x.
+// The thread's columns and first row; its rows are blockDim.y apart.
 struct RowPlace {
   int64_t row, column;
 
-  __device__ __forceinline__ RowPlace(int64_t column_blocks, int columns, int rows_of_thread,
-                                      int packs_of_thread = 1) {
+  __device__ __forceinline__ RowPlace(int64_t column_blocks, int columns, int rows_of_thread) {
     const auto cut = static_cast<unsigned>(column_blocks);
     row = static_cast<int64_t>(blockIdx.x / cut) * blockDim.y * rows_of_thread + threadIdx.y;
-    column = (static_cast<int64_t>(blockIdx.x % cut) * blockDim.x * packs_of_thread + threadIdx.x) *
-             columns;
+    column = (static_cast<int64_t>(blockIdx.x % cut) * blockDim.x + threadIdx.x) * columns;
   }
 };
 

@@ -41,79 +41,66 @@ __device__ __forceinline__ void add_squares(const Four& a, float scale, const Fo
   }
 }
 
+// Blocks that a processor has at once, where registers allow it.
+template <class Shape>
+constexpr int kStepBlocks = Shape::kPacks <= 4 ? 4 : 2;
+
 template <class Shape, bool kVector>
-__global__ void __launch_bounds__(kTeamThreads)
+__global__ void __launch_bounds__(kTeamThreads, kStepBlocks<Shape>)
     step_kernel(const __grid_constant__ SinkhornStepArgs a, int64_t rows, int64_t chunk_rows,
                 const int* finite, float* parts) {
-  constexpr int kRows = Shape::kRows;
-  constexpr int kHeld = TeamRow<Shape, kVector>::kHeld;
-  __shared__ typename TeamSum<Shape>::Room room;
-  TeamSum<Shape> team_sum(room);
+  __shared__ TeamRoom room;
+  Team team(Shape::kThreads, room);
   const bool skips = finite != nullptr && *finite != 0;
   const PartRows part(blockIdx.x, rows, chunk_rows);
-  float acc[kHeld * kFour] = {};
   const auto scale_of = [&](int64_t r) { return r < part.end ? a.x.row_scale[r] : 0.0f; };
-  constexpr int kStep = Shape::kTeams * kRows;
-  int64_t first = part.begin + team_of_block<Shape>();
-  float next_scale[kRows];  // a step ahead: they decide what is read
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) next_scale[i] = scale_of(first + i * Shape::kTeams);
-  for (; first < part.end; first += kStep) {
-    float scale[kRows];
-    bool is_read[kRows];
-    TeamRow<Shape, kVector> row[kRows];
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int64_t r = first + i * Shape::kTeams;
-      scale[i] = next_scale[i];
-      is_read[i] = r < part.end && !(skips && scale[i] == 0.0f);
-      if (is_read[i]) row[i].load(a.x.update + r * a.x.update_stride, a.x.width);
+  float acc[Shape::kHeld * kFour] = {};
+  int64_t r = part.begin + team.index();
+  float next_scale = scale_of(r);  // a step ahead: it decides whether the row is read
+  for (; r < part.end; r += Shape::kTeams) {
+    const float scale = next_scale;
+    const bool is_read = !(skips && scale == 0.0f);
+    TeamRow<Shape, kVector> row;
+    if (is_read) row.load(a.x.update + r * a.x.update_stride, a.x.width);
+    next_scale = scale_of(r + Shape::kTeams);
+    float norm = 0;
+    float new_scale = 0;
+    if (is_read) {
+      norm = norm_of_row(row, scale, a.x.col_scale, a.x.width, team);
+      new_scale = next_row_scale(scale, norm, a.x.eps);
     }
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) next_scale[i] = scale_of(first + kStep + i * Shape::kTeams);
-    float norm[kRows];
-    norms_of_rows(row, is_read, scale, a.x.col_scale, a.x.width, team_sum, norm);
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int64_t r = first + i * Shape::kTeams;
-      if (r >= part.end) break;
-      const float new_scale = is_read[i] ? next_row_scale(scale[i], norm[i], a.x.eps) : 0.0f;
-      if (thread_of_team<Shape>() == 0) {
-        if (a.row_norm != nullptr) a.row_norm[r] = norm[i];
-        a.new_row_scale[r] = new_scale;
-      }
-      if constexpr (Shape::kPacks > 0) {
-        if (norm[i] == 0.0f) continue;
-        row[i].each(a.x.width, [&](int p, int64_t column, int64_t count, const Four& four) {
-          const Four col = load_four<kVector>(a.x.col_scale + column, count);
-          add_squares<kVector>(four, new_scale, col, count, acc + p * kFour);
-        });
-      }
+    if (team.thread() == 0) {
+      if (a.row_norm != nullptr) a.row_norm[r] = norm;
+      a.new_row_scale[r] = new_scale;
+    }
+    if constexpr (Shape::kPacks > 0) {
+      if (norm == 0.0f) continue;
+      row.each(a.x.width, [&](int p, int64_t column, int64_t count, const Four& four) {
+        const Four col = load_four<kVector>(a.x.col_scale + column, count);
+        add_squares<kVector>(four, new_scale, col, count, acc + p * kFour);
+      });
     }
   }
   if constexpr (Shape::kPacks > 0) {
     float* out = parts + blockIdx.x * a.x.width;
-    if constexpr (Shape::kBlock) {
+    if constexpr (Shape::kTeams == 1) {
 #pragma unroll
-      for (int e = 0; e < kHeld * kFour; ++e) {
-        const int column = (e / kFour * kTeamThreads + threadIdx.x) * kFour + e % kFour;
+      for (int e = 0; e < Shape::kHeld * kFour; ++e) {
+        const int column = TeamRow<Shape, kVector>::column_of(e / kFour) + e % kFour;
         if (column < a.x.width) out[column] = acc[e];
       }
     } else {
-      constexpr int kColumns = kHeld * cuda::kWarp * kFour;
-      __shared__ float of_team[kTeamWarps][kColumns];
+      __shared__ float of_team[Shape::kTeams][Shape::kPacks * Shape::kThreads * kFour];
 #pragma unroll
-      for (int p = 0; p < kHeld; ++p) {
-        const int column = (p * cuda::kWarp + thread_of_team<Shape>()) * kFour;
-#pragma unroll
-        for (int k = 0; k < kFour; ++k) {
-          of_team[team_of_block<Shape>()][column + k] = acc[p * kFour + k];
-        }
+      for (int e = 0; e < Shape::kPacks * kFour; ++e) {
+        const int column = TeamRow<Shape, kVector>::column_of(e / kFour) + e % kFour;
+        of_team[team.index()][column] = acc[e];
       }
       __syncthreads();
       for (int column = threadIdx.x; column < a.x.width; column += kTeamThreads) {
         float sum = 0;
-        for (int w = 0; w < kTeamWarps; ++w) sum += of_team[w][column];
+#pragma unroll 8
+        for (int w = 0; w < Shape::kTeams; ++w) sum += of_team[w][column];
         out[column] = sum;
       }
     }
@@ -194,37 +181,24 @@ __global__ void reduce_kernel(const __grid_constant__ SinkhornReduceArgs a, int6
 template <class Shape, bool kVector>
 __global__ void __launch_bounds__(kTeamThreads)
     finalize_kernel(const __grid_constant__ SinkhornFinalizeArgs a, int64_t rows) {
-  constexpr int kRows = Shape::kRows;
-  __shared__ typename TeamSum<Shape>::Room room;
-  TeamSum<Shape> team_sum(room);
-  const int64_t first =
-      static_cast<int64_t>(blockIdx.x) * Shape::kTeams * kRows + team_of_block<Shape>();
-  TeamRow<Shape, kVector> row[kRows];
-  float scale[kRows], norm[kRows];
-  bool is_there[kRows];
+  __shared__ TeamRoom room;
+  Team team(Shape::kThreads, room);
+  const int64_t r = static_cast<int64_t>(blockIdx.x) * Shape::kTeams + team.index();
+  if (r >= rows) return;
+  TeamRow<Shape, kVector> row;
+  row.load(a.x.update + r * a.x.update_stride, a.x.width);
+  const float scale = a.x.row_scale[r];
+  const float norm = norm_of_row(row, scale, a.x.col_scale, a.x.width, team);
+  const float factor = row_factor(a.alpha, norm, a.x.eps);
+  row.each(a.x.width, [&](int, int64_t column, int64_t count, const Four& four) {
+    const Four col = load_four<kVector>(a.x.col_scale + column, count);
+    Four out;
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int64_t r = first + i * Shape::kTeams;
-    is_there[i] = r < rows;
-    scale[i] = is_there[i] ? a.x.row_scale[r] : 0.0f;
-    if (is_there[i]) row[i].load(a.x.update + r * a.x.update_stride, a.x.width);
-  }
-  norms_of_rows(row, is_there, scale, a.x.col_scale, a.x.width, team_sum, norm);
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int64_t r = first + i * Shape::kTeams;
-    if (r >= rows) break;
-    const float factor = row_factor(a.alpha, norm[i], a.x.eps);
-    row[i].each(a.x.width, [&](int, int64_t column, int64_t count, const Four& four) {
-      const Four col = load_four<kVector>(a.x.col_scale + column, count);
-      Four out;
-#pragma unroll
-      for (int k = 0; k < kFour; ++k) {
-        out.value[k] = four.value[k] * scale[i] * col.value[k] * factor;
-      }
-      store_four<kVector>(a.out + r * a.out_stride + column, out, count);
-    });
-  }
+    for (int k = 0; k < kFour; ++k) {
+      out.value[k] = four.value[k] * scale * col.value[k] * factor;
+    }
+    store_four<kVector>(a.out + r * a.out_stride + column, out, count);
+  });
 }
 
 bool is_vector_update(const ScaledUpdate& x) {
@@ -274,7 +248,7 @@ void sinkhorn_finalize_cuda(const SinkhornFinalizeArgs& a, int64_t rows, int dev
       is_vector_update(a.x) && is_vector_row(a.out, a.out_stride, a.x.width, sizeof(float));
   with_team(a.x.width, vector, [&](auto shape, auto is_vector) {
     using Shape = decltype(shape);
-    constexpr int64_t kOfBlock = Shape::kTeams * Shape::kRows;
+    constexpr int64_t kOfBlock = Shape::kTeams;
     cuda::launch("engram.sinkhorn_finalize", device, stream, &finalize_kernel<Shape, is_vector()>,
                  dim3(cuda::blocks((rows + kOfBlock - 1) / kOfBlock)), dim3(kTeamThreads), 0, a,
                  rows);
