@@ -19,7 +19,7 @@ pack() {
   cp benches/cuda/*.txt "$to"
   cp tools/gpu_check.sh tools/gpu_bits.py "$to"
   mkdir -p "$to/golden"
-  cp tests/golden/mhc.*.safetensors "$to/golden"
+  cp tests/golden/*.safetensors "$to/golden"
   git describe --always --dirty >"$to/commit"
   du -sh "$to"
 }
@@ -43,6 +43,15 @@ record() {
 sanitize() {
   local failed=0 tool
   cat >"$out/sanitize.cases" <<'CASES'
+engram.window T=200 max_ngram=3|5 pad_id=2 blocking=farther B=9 with=cu_seqlens
+engram.hash T=67 L=2 Nmax=3 Kh=8
+engram.gather_fwd T=31 Nmax=3 Kh=4 rows=50 hd=33|64 table=BF16
+engram.gather_bwd T=300 Nmax=3 Kh=4 rows=50 hd=9|16 form=dense|sparse
+engram.gather_bwd T=200 Nmax=3 Kh=4 rows=3 hd=16 index=same
+engram.gather_dequant T=31 Nmax=3 Kh=4 rows=50 hd=64
+engram.quantize_rows rows=9 hd=112 group=7|16
+engram.momentum_update rows=31 hd=33 beta=0.95 nesterov=true
+engram.optimizer_step rows=70 hd=64|600 lr=0.1 eps=1e-20
 mhc.expand_fwd T=3 n=4 d=257 A=BF16
 mhc.expand_bwd T=3 n=4 d=64 A=BF16
 mhc.pre_apply_fwd T=3 n=4 d=257 A=F16

@@ -24,8 +24,9 @@ namespace ehc::engram {
 // run, for any number of threads, strides, alignment and instruction set. The summands of a row are
 // taken in ascending (t, c): chains of 256 (the last of up to 511) from +0, whose sums are added in
 // chains again.
-// Workspace: ask workspace_bytes; about 16 bytes an index. Bytes: grad_embedding and indices once,
-// each output row once, 16 bytes an index and digit of 11 bits for sorting. Contract 1.6.
+// Workspace: ask workspace_bytes; about 16 bytes an index, on a device 20 and a bit a row of the
+// table. Bytes: grad_embedding and indices once, each output row once, 16 bytes an index and digit
+// of 11 bits for sorting (on a device 24, of 8 bits). Contract 1.6.
 struct GatherBackward {
   Tensor grad_embedding{};          // A[T, C*hd]
   Tensor indices{};                 // I32 or I64[T, C]

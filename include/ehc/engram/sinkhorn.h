@@ -31,7 +31,7 @@ namespace ehc::engram {
 //   row_norm[r] = sqrt(sum over j of x[r,j]^2)
 //   new_row_scale[r] = row_scale[r] / (row_norm[r] + eps)
 //   col_partial[p,j] = sum of ((new_row_scale[r] * update[r,j]) * col_scale[j])^2 over the rows of
-//                      chunk p, in row order
+//                      chunk p, in row order (on a device: in an order that rows and hd fix)
 // P = sinkhorn_partials(rows). new_row_scale may be the very same view as row_scale; all else must
 // be apart. Bytes: 4*rows*hd + 12*rows + 4*P*hd + 4*hd. Contract 1.12b.
 struct SinkhornStep {
@@ -44,7 +44,8 @@ struct SinkhornStep {
   std::optional<double> eps{};  // > 0, required
 };
 
-// Throws Error{contract} for arguments that break the above. No workspace but for the reference.
+// Throws Error{contract} for arguments that break the above. The reference and devices need
+// workspace.
 EHC_API void sinkhorn_step(Context& context, const SinkhornStep& params);
 // Bytes of workspace for this call; see Context::set_workspace.
 EHC_API size_t workspace_bytes(const Context& context, const SinkhornStep& params);

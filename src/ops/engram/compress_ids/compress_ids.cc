@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/engram/compress_ids/compress_ids_args.h"
@@ -10,6 +11,7 @@
 namespace ehc::engram {
 
 void compress_ids_reference(const CompressIdsArgs& args, int64_t begin, int64_t end);
+void compress_ids_cuda(const CompressIdsArgs& args, int device, void* stream);
 
 namespace {
 
@@ -48,19 +50,26 @@ void check_ids(const Schema& schema, const Bound& b, const void* params) {
   }
 }
 
-void run_reference(const Call& call) {
+CompressIdsArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);
-  const CompressIdsArgs args = {.ids = p.ids.data,
-                                .table = p.table.as<int32_t>(),
-                                .compressed = p.compressed_ids.as<int32_t>(),
-                                .tokens = call.bound["T"],
-                                .vocab = call.bound["V"],
-                                .ids_are_64 = p.ids.dtype == DType::i64};
+  return {.ids = p.ids.data,
+          .table = p.table.as<int32_t>(),
+          .compressed = p.compressed_ids.as<int32_t>(),
+          .tokens = call.bound["T"],
+          .vocab = call.bound["V"],
+          .ids_are_64 = p.ids.dtype == DType::i64};
+}
+
+void run_reference(const Call& call) {
+  const CompressIdsArgs args = make_args(call);
   parallel_for(call.context, args.tokens, 16384,
                [&](int64_t begin, int64_t end) { compress_ids_reference(args, begin, end); });
 }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&make_args, &compress_ids_cuda>, nullptr},
+#endif
     {"reference", Device::cpu, nullptr, &run_reference, nullptr},
 };
 

@@ -1,5 +1,5 @@
 // The formula. It is a plain gather from a small table, so there is no other CPU kernel.
-#include "ops/engram/compress_ids/compress_ids_args.h"
+#include "ops/engram/compress_ids/compress_ids_math.h"
 
 namespace ehc::engram {
 
@@ -9,11 +9,7 @@ template <class Id>
 void compress(const CompressIdsArgs& a, int64_t begin, int64_t end) {
   const auto* ids = static_cast<const Id*>(a.ids);
   for (int64_t t = begin; t < end; ++t) {
-    const int64_t id = ids[t];
-    const bool passes = id < 0 && id >= INT32_MIN;
-    a.compressed[t] = id >= 0 && id < a.vocab ? a.table[id]
-                      : passes                ? static_cast<int32_t>(id)
-                                              : -1;
+    a.compressed[t] = compressed_id(a, ids[t]);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "backends/cpu/cache.h"
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/engram/dequant_rows/dequant_rows_args.h"
@@ -11,6 +12,7 @@
 namespace ehc::engram {
 
 void dequant_rows_reference(const DequantRowsArgs& args, int64_t begin, int64_t end);
+void dequant_rows_cuda(const DequantRowsArgs& args, int64_t rows, int device, void* stream);
 
 namespace {
 
@@ -47,6 +49,10 @@ void run_cpu(const Call& call) {
 }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr,
+     &run_range_on_device<&make_args, &dequant_rows_cuda, symbol("rows")>, nullptr},
+#endif
 #define EHC_LIST(isa) \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_cpu<&isa::decode_rows>, nullptr},
     EHC_EACH_ISA(EHC_LIST)

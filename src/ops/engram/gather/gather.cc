@@ -4,6 +4,7 @@
 
 #include "backends/cpu/cache.h"
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/engram/gather/gather_args.h"
@@ -12,6 +13,7 @@
 namespace ehc::engram {
 
 void gather_fwd_reference(const GatherForwardArgs& args, int64_t begin, int64_t end);
+void gather_fwd_cuda(const GatherForwardArgs& args, int device, void* stream);
 
 namespace {
 
@@ -23,7 +25,9 @@ constexpr auto kTable = table(
     call_choice("out_dtype", "table/BF16/F16/F32", "table"),
     out<&P::embedding>("embedding", "X:BF16/F16/F32[T,C*hd]").dtype_from("out_dtype"));
 
-GatherForwardArgs make_args(const P& p, const Bound& b) {
+GatherForwardArgs make_args(const Call& call) {
+  const P& p = *static_cast<const P*>(call.params);
+  const Bound& b = call.bound;
   const auto read = static_cast<size_t>(b["T"] * b["C"] * b["hd"]) * size_of(p.table.dtype);
   const auto written = static_cast<size_t>(b["T"] * b["C"] * b["hd"]) * size_of(p.embedding.dtype);
   return {.tokens = b["T"],
@@ -45,7 +49,7 @@ void check_indices(const Schema& schema, const Bound& b, const void* params) {
 
 template <auto Rows>
 void run_cpu(const Call& call) {
-  const GatherForwardArgs args = make_args(*static_cast<const P*>(call.params), call.bound);
+  const GatherForwardArgs args = make_args(call);
   if (args.columns == 0) return;
   const int64_t grain = std::max<int64_t>(1, 16384 / (args.columns * args.width));
   parallel_for(call.context, args.tokens, grain,
@@ -53,6 +57,9 @@ void run_cpu(const Call& call) {
 }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&make_args, &gather_fwd_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                        \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_cpu<&isa::gather_fwd_rows>, \
    nullptr},

@@ -24,6 +24,10 @@ void gather_bwd_reference_dense(const GatherBackwardArgs& args, const RowIndices
 template <class Real>
 int64_t gather_bwd_reference_sparse(const GatherBackwardArgs& args, const RowIndices& indices,
                                     int64_t tokens, Real* sums);
+size_t gather_bwd_cuda_workspace(int64_t count, int64_t rows, int64_t width, bool fills);
+void gather_bwd_cuda(const GatherBackwardArgs& args, const RowIndices& indices, int64_t tokens,
+                     int64_t rows, int64_t* unique_count, void* workspace, int device,
+                     void* stream);
 
 namespace {
 
@@ -250,7 +254,24 @@ void run_reference(const Call& call) {
       });
 }
 
+#if EHC_HAS_CUDA
+size_t workspace_cuda(const Call& call) {
+  const Bound& b = call.bound;
+  return gather_bwd_cuda_workspace(b["U"], b["rows"], b["hd"], make_args(call).fill);
+}
+
+void run_cuda(const Call& call) {
+  const P& p = *static_cast<const P*>(call.params);
+  gather_bwd_cuda(make_args(call), row_indices_of(p.indices), call.bound["T"], call.bound["rows"],
+                  p.grad_rows.present() ? p.unique_count : nullptr, call.context.workspace(),
+                  call.context.device_index(), call.context.stream());
+}
+#endif
+
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_cuda, &workspace_cuda},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_cpu<&isa::sum_row_gradients, &isa::add_row_chains>, &workspace},

@@ -4,6 +4,7 @@
 
 #include "backends/cpu/cache.h"
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/engram/gather_dequant/gather_dequant_args.h"
@@ -12,6 +13,7 @@
 namespace ehc::engram {
 
 void gather_dequant_reference(const GatherDequantArgs& args, int64_t begin, int64_t end);
+void gather_dequant_cuda(const GatherDequantArgs& args, int64_t tokens, int device, void* stream);
 
 namespace {
 
@@ -26,31 +28,38 @@ constexpr auto kTable = table(
     out<&P::embedding>("embedding", "X:BF16/F16/F32[T,C*hd]").dtype_from("out_dtype"),
     flops("T*C*hd"));
 
-template <auto Rows>
-void run_cpu(const Call& call) {
+GatherDequantArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);
   const Bound& b = call.bound;
-  if (b["C"] == 0) return;
   const auto values = static_cast<size_t>(b["T"] * b["C"] * b["hd"]);
-  const GatherDequantArgs args = {
-      .weight = p.weight.as<const uint8_t>(),
-      .scale = p.scale.as<const uint8_t>(),
-      .weight_stride = p.weight.stride[0],
-      .scale_stride = p.scale.stride[0],
-      .width = b["hd"],
-      .group = p.group,
-      .columns = b["C"],
-      .indices = row_indices_of(p.indices),
-      .type = p.embedding.dtype,
-      .embedding = p.embedding.data,
-      .token_stride = p.embedding.stride[0],
-      .streaming = values * (1 + size_of(p.embedding.dtype)) > last_level_cache_bytes()};
+  return {.weight = p.weight.as<const uint8_t>(),
+          .scale = p.scale.as<const uint8_t>(),
+          .weight_stride = p.weight.stride[0],
+          .scale_stride = p.scale.stride[0],
+          .width = b["hd"],
+          .group = p.group,
+          .columns = b["C"],
+          .indices = row_indices_of(p.indices),
+          .type = p.embedding.dtype,
+          .embedding = p.embedding.data,
+          .token_stride = p.embedding.stride[0],
+          .streaming = values * (1 + size_of(p.embedding.dtype)) > last_level_cache_bytes()};
+}
+
+template <auto Rows>
+void run_cpu(const Call& call) {
+  const GatherDequantArgs args = make_args(call);
+  if (args.columns == 0) return;
   const int64_t grain = std::max<int64_t>(1, 16384 / args.columns / args.width);
-  parallel_for(call.context, b["T"], grain,
+  parallel_for(call.context, call.bound["T"], grain,
                [&](int64_t begin, int64_t end) { Rows(args, begin, end); });
 }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_range_on_device<&make_args, &gather_dequant_cuda>,
+     nullptr},
+#endif
 #define EHC_LIST(isa)                                                                           \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_cpu<&isa::gather_decode_rows>, \
    nullptr},

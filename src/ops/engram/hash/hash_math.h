@@ -24,7 +24,8 @@ struct Divisor {
 EHC_HD Divisor make_divisor(int32_t size) {
   const auto s = static_cast<uint64_t>(size);
   const uint64_t reciprocal = ~uint64_t{0} / s;
-  return {reciprocal, static_cast<uint32_t>(s), static_cast<uint32_t>((~uint64_t{0} % s + 1) % s)};
+  const uint64_t wrap = ~uint64_t{0} - reciprocal * s + 1;
+  return {reciprocal, static_cast<uint32_t>(s), static_cast<uint32_t>(wrap == s ? 0 : wrap)};
 }
 
 EHC_HD uint64_t multiply_high(uint64_t a, uint64_t b) {

@@ -2,6 +2,7 @@
 
 #include "backends/cpu/cache.h"
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/engram/momentum_update/momentum_update_args.h"
@@ -10,6 +11,7 @@
 namespace ehc::engram {
 
 void momentum_update_reference(const MomentumUpdateArgs& args, int64_t begin, int64_t end);
+void momentum_update_cuda(const MomentumUpdateArgs& args, int64_t rows, int device, void* stream);
 
 namespace {
 
@@ -23,10 +25,8 @@ constexpr auto kTable = table(
     out<&P::new_momentum>("momentum", "W[rows,hd]").typed_like("momentum").may_alias("momentum"),
     flops("3*rows*hd"), flops("3*rows*hd", "nesterov"));
 
-template <auto Rows>
-void run_cpu(const Call& call) {
+MomentumUpdateArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);
-  const int64_t rows = call.bound["rows"];
   MomentumUpdateArgs a;
   a.width = call.bound["hd"];
   a.grad_type = p.grad.dtype;
@@ -41,12 +41,24 @@ void run_cpu(const Call& call) {
   a.update_stride = p.update.stride[0];
   a.factors = momentum_factors(*p.beta, *p.nesterov);
   const size_t element = size_of(a.grad_type) + 2 * size_of(a.momentum_type) + sizeof(float);
-  a.streaming = static_cast<size_t>(rows * a.width) * element > last_level_cache_bytes();
+  a.streaming =
+      static_cast<size_t>(call.bound["rows"] * a.width) * element > last_level_cache_bytes();
+  return a;
+}
+
+template <auto Rows>
+void run_cpu(const Call& call) {
+  const int64_t rows = call.bound["rows"];
+  const MomentumUpdateArgs a = make_args(call);
   parallel_for(call.context, rows, rows_of_grain(a.width),
                [&](int64_t begin, int64_t end) { Rows(a, begin, end); });
 }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr,
+     &run_range_on_device<&make_args, &momentum_update_cuda, symbol("rows")>, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                             \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_cpu<&isa::momentum_update_rows>, \
    nullptr},

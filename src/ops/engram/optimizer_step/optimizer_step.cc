@@ -9,8 +9,9 @@
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "core/workspace.h"
-#include "ops/engram/optimizer_step/optimizer_step_args.h"
+#include "ops/engram/optimizer_step/optimizer_step_math.h"
 #include "ops/engram/shared/optimizer_call.h"
+#include "ops/engram/shared/sinkhorn_device.h"
 #include "ops/engram/sinkhorn/sinkhorn_math.h"
 
 namespace ehc::engram {
@@ -19,6 +20,17 @@ namespace ehc::engram {
 template <class Real>
 void optimizer_step_reference(const OptimizerStepArgs& args, int64_t repeat, Real* row_scale,
                               Real* col_scale, Real* norms);
+
+// A whole table, unless both are the same memory.
+void optimizer_copy_cuda(const WeightRows& from, const WeightRows& to, int64_t rows, int64_t width,
+                         int device, void* stream);
+// Steps 1 and 2 of at least one row. `sums` [chunks]: scratch. `*finite`, on the device: are all
+// norms finite, so that rows of scale 0 keep their weights and need not be read?
+void optimizer_momentum_cuda(const OptimizerStepArgs& args, double* sums, int* finite, int device,
+                             void* stream);
+// Steps 4 and 5 of at least one row.
+void optimizer_weights_cuda(const OptimizerStepArgs& args, const int* finite, int device,
+                            void* stream);
 
 namespace {
 
@@ -181,8 +193,6 @@ void start_lazy(const Call& call, OptimizerStepArgs& a) {
   a.momentum = a.new_momentum;
 }
 
-bool lives(float norm, double threshold) { return static_cast<double>(norm) > threshold; }
-
 // From norms to the row scales before the first round.
 void set_live_rows(const OptimizerStepArgs& a, double threshold, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
@@ -225,7 +235,7 @@ void run_cpu(const Call& call) {
   double total = 0;
   const int64_t chunks = sinkhorn_chunks(a.rows);
   for (int64_t c = 0; c < chunks; ++c) total += scratch.norms[c];
-  const double threshold = static_cast<double>(a.tau) * total / static_cast<double>(a.rows);
+  const double threshold = live_threshold(a, total);
   a.skip_zero_scales = std::isfinite(total);
 
   SinkhornStepArgs step;
@@ -254,6 +264,75 @@ void run_cpu(const Call& call) {
   }
   for_chunks([&](int64_t, int64_t begin, int64_t end) { Weights(a, begin, end); });
 }
+
+#if EHC_HAS_CUDA
+struct DeviceScratch {
+  double* sums;  // [P]
+  int* finite;
+  float* parts;  // [P*kSinkhornParts,hd]
+  float* norms;  // [rows], or null
+
+  DeviceScratch(Workspace& workspace, OptimizerStepArgs& a) {
+    const int64_t width = a.matrix.x.width;
+    const int64_t chunks = sinkhorn_chunks(a.rows);
+    take_update(workspace, a);
+    a.row_scale = workspace.take<float>(a.rows);
+    a.col_scale = workspace.take<float>(width);
+    a.matrix.x.row_scale = a.row_scale;
+    a.matrix.x.col_scale = a.col_scale;
+    sums = workspace.take<double>(chunks);
+    finite = workspace.take<int>(1);
+    parts = workspace.take<float>(chunks * kSinkhornParts * width);
+    norms = width > kMostHeldWidth ? workspace.take<float>(a.rows) : nullptr;
+  }
+};
+
+template <class P>
+size_t device_workspace(const Call& call) {
+  OptimizerStepArgs a = make_args(*static_cast<const P*>(call.params), call.bound);
+  Workspace workspace(nullptr);
+  DeviceScratch(workspace, a);
+  return workspace.bytes();
+}
+
+template <class P>
+void run_cuda(const Call& call) {
+  constexpr const char* kName = "engram.optimizer_step";
+  const P& p = *static_cast<const P*>(call.params);
+  const int device = call.context.device_index();
+  void* stream = call.context.stream();
+  OptimizerStepArgs a = make_args(p, call.bound);
+  Workspace workspace(call.context.workspace());
+  const DeviceScratch scratch(workspace, a);
+  const int64_t width = a.matrix.x.width;
+  if (a.form == OptimizerStepArgs::Form::lazy) {  // afterwards it runs in place
+    const int64_t rows = call.bound["rows"];
+    optimizer_copy_cuda(a.weight, a.new_weight, rows, width, device, stream);
+    optimizer_copy_cuda(a.momentum, a.new_momentum, rows, width, device, stream);
+    a.weight = a.new_weight;
+    a.momentum = a.new_momentum;
+  }
+  if (a.rows == 0) return;
+  optimizer_momentum_cuda(a, scratch.sums, scratch.finite, device, stream);
+
+  SinkhornStepArgs step;
+  step.x = a.matrix.x;
+  step.row_norm = scratch.norms;
+  step.new_row_scale = a.row_scale;
+  SinkhornReduceArgs reduce;
+  reduce.partials = sinkhorn_chunks(a.rows);
+  reduce.col_partial = scratch.parts;
+  reduce.col_partial_stride = width;
+  reduce.col_scale = a.col_scale;
+  reduce.new_col_scale = a.col_scale;
+  reduce.eps = a.matrix.x.eps;
+  for (int64_t k = 0; k < p.repeat; ++k) {
+    sinkhorn_parts_cuda(kName, step, a.rows, scratch.finite, scratch.parts, device, stream);
+    sinkhorn_reduce_cuda(kName, reduce, width, kSinkhornParts, device, stream);
+  }
+  optimizer_weights_cuda(a, scratch.finite, device, stream);
+}
+#endif
 
 template <class Real>
 struct ReferenceScratch {
@@ -289,6 +368,9 @@ void run_reference(const Call& call) {
 
 template <class P>
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_cuda<P>, &device_workspace<P>},
+#endif
 #define EHC_LIST(isa)                                                    \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>,              \
    &run_cpu<P, &isa::optimizer_momentum_rows, &isa::sinkhorn_step_chunk, \

@@ -3,7 +3,7 @@
 
 #include "core/float_formats.h"
 #include "ops/engram/momentum_update/momentum_update_math.h"
-#include "ops/engram/optimizer_step/optimizer_step_args.h"
+#include "ops/engram/optimizer_step/optimizer_step_math.h"
 #include "ops/engram/sinkhorn/sinkhorn_math.h"
 
 namespace ehc::engram {
@@ -58,7 +58,7 @@ bool find_live_rows(const Matrix<Real>& x) {
     x.row_scale[r] = x.norm(r);
     total += static_cast<double>(x.row_scale[r]);
   }
-  const double threshold = static_cast<double>(a.tau) * total / static_cast<double>(a.rows);
+  const double threshold = live_threshold(a, total);
   for (int64_t r = 0; r < a.rows; ++r) {
     x.row_scale[r] = static_cast<double>(x.row_scale[r]) > threshold ? 1 : 0;
   }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/engram/quantize_rows/quantize_rows_args.h"
@@ -11,6 +12,7 @@
 namespace ehc::engram {
 
 void quantize_rows_reference(const QuantizeRowsArgs& args, int64_t begin, int64_t end);
+void quantize_rows_cuda(const QuantizeRowsArgs& args, int64_t rows, int device, void* stream);
 
 namespace {
 
@@ -31,23 +33,31 @@ void check_group(Bound& b, const void* params) {
                  std::to_string(group));
 }
 
+QuantizeRowsArgs make_args(const Call& call) {
+  const P& p = *static_cast<const P*>(call.params);
+  return {.type = p.values.dtype,
+          .values = p.values.data,
+          .values_stride = p.values.stride[0],
+          .width = call.bound["hd"],
+          .group = p.group,
+          .weight = p.weight.as<uint8_t>(),
+          .scale = p.scale.as<uint8_t>(),
+          .weight_stride = p.weight.stride[0],
+          .scale_stride = p.scale.stride[0]};
+}
+
 template <auto Rows>
 void run_cpu(const Call& call) {
-  const P& p = *static_cast<const P*>(call.params);
-  const QuantizeRowsArgs args = {.type = p.values.dtype,
-                                 .values = p.values.data,
-                                 .values_stride = p.values.stride[0],
-                                 .width = call.bound["hd"],
-                                 .group = p.group,
-                                 .weight = p.weight.as<uint8_t>(),
-                                 .scale = p.scale.as<uint8_t>(),
-                                 .weight_stride = p.weight.stride[0],
-                                 .scale_stride = p.scale.stride[0]};
+  const QuantizeRowsArgs args = make_args(call);
   parallel_for(call.context, call.bound["rows"], std::max<int64_t>(1, 16384 / args.width),
                [&](int64_t begin, int64_t end) { Rows(args, begin, end); });
 }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr,
+     &run_range_on_device<&make_args, &quantize_rows_cuda, symbol("rows")>, nullptr},
+#endif
 #define EHC_LIST(isa) \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_cpu<&isa::encode_rows>, nullptr},
     EHC_EACH_ISA(EHC_LIST)

@@ -7,7 +7,7 @@ namespace ehc::engram {
 
 // Word: uint32_t where rows and positions fit, else uint64_t.
 template <class Word>
-struct RowEntry {
+struct alignas(2 * sizeof(Word)) RowEntry {
   Word row;
   Word at;  // t*C + c
 };

@@ -8,6 +8,7 @@ namespace ehc::engram {
 // fp32 holds every product, or it overflows to inf. One pattern for NaN, whichever operand is one.
 EHC_HD float decode_weight(uint8_t weight, uint8_t scale) {
   if (scale == 255) return e8m0_to_float(255);
+  if ((weight & 0x7fU) == 0x7fU) return e4m3_to_float(weight);
   return e4m3_to_float(weight) * e8m0_to_float(scale);
 }
 

@@ -2,10 +2,12 @@
 
 #include "backends/cpu/cache.h"
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "core/workspace.h"
 #include "ops/engram/shared/optimizer_call.h"
+#include "ops/engram/shared/sinkhorn_device.h"
 #include "ops/engram/sinkhorn/sinkhorn_args.h"
 
 namespace ehc::engram {
@@ -18,6 +20,10 @@ template <class Real>
 void sinkhorn_reduce_reference(const SinkhornReduceArgs& args, int64_t begin, int64_t end);
 template <class Real>
 void sinkhorn_finalize_reference(const SinkhornFinalizeArgs& args, int64_t begin, int64_t end);
+void sinkhorn_step_cuda(const SinkhornStepArgs& args, int64_t rows, float* parts, int device,
+                        void* stream);
+void sinkhorn_finalize_cuda(const SinkhornFinalizeArgs& args, int64_t rows, int device,
+                            void* stream);
 
 namespace {
 
@@ -47,9 +53,7 @@ void count_partials(Bound& bound, const void*) {
   bound.symbols.set(symbol("P"), sinkhorn_chunks(bound["rows"]));
 }
 
-// Calls chunk(args, chunk, begin, end) for every chunk of rows.
-template <class Chunk>
-void run_step(const Call& call, const Chunk& chunk) {
+SinkhornStepArgs step_args(const Call& call) {
   const SinkhornStep& p = *static_cast<const SinkhornStep*>(call.params);
   SinkhornStepArgs a;
   a.x = scaled_update(p, call.bound);
@@ -57,6 +61,13 @@ void run_step(const Call& call, const Chunk& chunk) {
   a.new_row_scale = p.new_row_scale.as<float>();
   a.col_partial = p.col_partial.as<float>();
   a.col_partial_stride = p.col_partial.stride[0];
+  return a;
+}
+
+// Calls chunk(args, chunk, begin, end) for every chunk of rows.
+template <class Chunk>
+void run_step(const Call& call, const Chunk& chunk) {
+  const SinkhornStepArgs a = step_args(call);
   const int64_t rows = call.bound["rows"];
   parallel_chunks(call.context, rows, sinkhorn_chunk_rows(rows),
                   [&](int64_t c, int64_t begin, int64_t end) { chunk(a, c, begin, end); });
@@ -82,7 +93,28 @@ void run_step_reference(const Call& call) {
   });
 }
 
+#if EHC_HAS_CUDA
+float* take_parts(const Call& call, Workspace& workspace) {
+  return workspace.take<float>(call.bound["P"] * kSinkhornParts * call.bound["hd"]);
+}
+
+size_t step_workspace_cuda(const Call& call) {
+  Workspace workspace(nullptr);
+  take_parts(call, workspace);
+  return workspace.bytes();
+}
+
+void run_step_cuda(const Call& call) {
+  Workspace workspace(call.context.workspace());
+  sinkhorn_step_cuda(step_args(call), call.bound["rows"], take_parts(call, workspace),
+                     call.context.device_index(), call.context.stream());
+}
+#endif
+
 constexpr Implementation kStepImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_step_cuda, &step_workspace_cuda},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_step_cpu<&isa::sinkhorn_step_chunk>, nullptr},
@@ -110,8 +142,7 @@ constexpr auto kReduceTable = table(
         .may_alias("col_scale"),
     flops("P*hd"), flops("3*hd", "col_scale"));
 
-template <auto Columns>
-void run_reduce(const Call& call) {
+SinkhornReduceArgs reduce_args(const Call& call) {
   const SinkhornStepReduce& p = *static_cast<const SinkhornStepReduce*>(call.params);
   SinkhornReduceArgs a;
   a.partials = call.bound["P"];
@@ -123,11 +154,27 @@ void run_reduce(const Call& call) {
     a.new_col_scale = p.new_col_scale.as<float>();
     a.eps = static_cast<float>(*p.eps);
   }
+  return a;
+}
+
+template <auto Columns>
+void run_reduce(const Call& call) {
+  const SinkhornReduceArgs a = reduce_args(call);
   parallel_for(call.context, call.bound["hd"], 1024,
                [&](int64_t begin, int64_t end) { Columns(a, begin, end); });
 }
 
+#if EHC_HAS_CUDA
+void run_reduce_cuda(const Call& call) {
+  sinkhorn_reduce_cuda("engram.sinkhorn_step_reduce", reduce_args(call), call.bound["hd"], 1,
+                       call.context.device_index(), call.context.stream());
+}
+#endif
+
 constexpr Implementation kReduceImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_reduce_cuda, nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_reduce<&isa::sinkhorn_reduce_columns>, nullptr},
@@ -153,22 +200,31 @@ constexpr auto kFinalizeTable = table(
     attribute<&SinkhornFinalize::alpha>("alpha").positive(),
     out<&SinkhornFinalize::out>("out", "F32[rows,hd]").may_alias("update"), flops("5*rows*hd"));
 
-template <auto Rows>
-void run_finalize(const Call& call) {
+SinkhornFinalizeArgs finalize_args(const Call& call) {
   const SinkhornFinalize& p = *static_cast<const SinkhornFinalize*>(call.params);
-  const int64_t rows = call.bound["rows"];
   SinkhornFinalizeArgs a;
   a.x = scaled_update(p, call.bound);
   a.alpha = static_cast<float>(*p.alpha);
   a.out = p.out.as<float>();
   a.out_stride = p.out.stride[0];
-  a.streaming =
-      static_cast<size_t>(2 * rows * a.x.width) * sizeof(float) > last_level_cache_bytes();
+  a.streaming = static_cast<size_t>(2 * call.bound["rows"] * a.x.width) * sizeof(float) >
+                last_level_cache_bytes();
+  return a;
+}
+
+template <auto Rows>
+void run_finalize(const Call& call) {
+  const SinkhornFinalizeArgs a = finalize_args(call);
+  const int64_t rows = call.bound["rows"];
   parallel_for(call.context, rows, rows_of_grain(a.x.width),
                [&](int64_t begin, int64_t end) { Rows(a, begin, end); });
 }
 
 constexpr Implementation kFinalizeImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr,
+     &run_range_on_device<&finalize_args, &sinkhorn_finalize_cuda, symbol("rows")>, nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_finalize<&isa::sinkhorn_finalize_rows>, nullptr},

@@ -60,6 +60,9 @@ EHC_HD int64_t sinkhorn_chunks(int64_t rows) {
   return rows / size + (rows % size != 0 ? 1 : 0);
 }
 
+// On CUDA a chunk is cut into so many parts, whose sums are added in ascending order.
+inline constexpr int64_t kSinkhornParts = 4;
+
 // Rows [begin, end), which are chunk `chunk`.
 EHC_CPU_KERNEL(void sinkhorn_step_chunk(const SinkhornStepArgs& args, int64_t chunk, int64_t begin,
                                         int64_t end));

@@ -114,19 +114,6 @@ inline float row_squares_in_unit(const ScaledRow& row, const float* col_scale, i
   return simd::reduce_add(sum);
 }
 
-// The root of a sum of squares; `again(unit)` takes the sum in another unit, when the squares left
-// the range of fp32.
-template <class Again>
-EHC_SIMD float norm_of(float squares, const Again& again) {
-  const bool is_small = squares < 0x1p-80f;
-  const bool is_large = squares > 0x1.fffffep127f;
-  if (is_small || is_large) [[unlikely]] {
-    const float unit = is_small ? 0x1p100f : 0x1p-80f;
-    return square_root(again(unit)) / unit;
-  }
-  return square_root(squares);  // NaN too
-}
-
 // Norm of a row, with work on a waiting row on the way: work(waiting row, j, count) for each pair
 // of columns.
 template <class Row, class Work>

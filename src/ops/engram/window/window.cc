@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/engram/shared/sequences.h"
@@ -10,6 +11,7 @@
 namespace ehc::engram {
 
 void window_reference(const WindowArgs& args);
+void window_cuda(const WindowArgs& args, int device, void* stream);
 
 namespace {
 
@@ -56,7 +58,8 @@ void window_rows(const WindowArgs& a, int64_t begin, int64_t end) {
     const int64_t start = sequence_start(a, sequence);
     const int64_t stop = std::min(end, sequence_end(a, sequence));
     for (; t < stop; ++t) {
-      window_row(a, kMaxNgram > 0 ? kMaxNgram : a.max_ngram, t, sequence, start);
+      window_row(a, kMaxNgram > 0 ? kMaxNgram : a.max_ngram, t, sequence, start,
+                 a.window + t * a.window_stride);
     }
   }
 }
@@ -78,6 +81,9 @@ void run_cpu(const Call& call) {
 void run_reference(const Call& call) { window_reference(make_args(call)); }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&make_args, &window_cuda>, nullptr},
+#endif
     {"cpu", Device::cpu, nullptr, &run_cpu, nullptr},
     {"reference", Device::cpu, nullptr, &run_reference, nullptr},
 };

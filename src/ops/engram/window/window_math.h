@@ -29,10 +29,9 @@ EHC_HD int64_t sequence_of(const WindowArgs& a, int64_t t) {
   return low;
 }
 
-// `max_ngram` = a.max_ngram, as a constant where the caller has one.
+// Row t into `row`. `max_ngram` = a.max_ngram, as a constant where the caller has one.
 EHC_HD void window_row(const WindowArgs& a, int32_t max_ngram, int64_t t, int64_t sequence,
-                       int64_t start) {
-  int32_t* row = a.window + t * a.window_stride;
+                       int64_t start, int32_t* row) {
   bool behind = false;  // everything from here on is blocked
   for (int32_t k = 0; k < max_ngram; ++k) {
     const int64_t position = t - k;
