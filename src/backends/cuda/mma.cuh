@@ -49,6 +49,33 @@ __device__ __forceinline__ void multiply_bf16(float (&sum)[4], uint32_t x0, uint
       : "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(y0), "r"(y1));
 }
 
+// The same of f16.
+__device__ __forceinline__ void multiply_f16(float (&sum)[4], uint32_t x0, uint32_t x1, uint32_t x2,
+                                             uint32_t x3, uint32_t y0, uint32_t y1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(y0), "r"(y1));
+}
+
+// Four matrices of 8 x 8 elements of 16 bits: lane l gives row l%8 of matrix l/8, and gets elements
+// 2(l%4) and the next of row l/4 of each; kTransposed: of column l/4.
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrices(const uint16_t* row, uint32_t (&matrix)[4]) {
+  const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
+                 : "r"(from)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
+                 : "r"(from)
+                 : "memory");
+  }
+}
+
 // --- memory ---
 
 // 16 bytes that are read once and stay out of the first-level cache. Nothing may write them
