@@ -55,6 +55,9 @@ struct PreForwardCall {
   void run(const Kernels& kernels) const {
     const PreApplyForwardArgs collapse = collapse_args(args, state.pre, stream_rows(p.layer_input));
     entry.prepare();
+    if constexpr (Kernels::kIsDevice) {
+      if (!p.state.mixes) return entry.run_fused(state, collapse, kNothing);
+    }
     entry.run(state, collapse.layer_input, kNothing,
               [&](const Tile& tile) { kernels.collapse(collapse, tile); });
   }

@@ -158,10 +158,13 @@ struct SeamForwardCall {
     const PostForwardArgs exit = exit_args(p, args);
     const PreApplyForwardArgs collapse = collapse_args(
         args, has_earlier_pre<P> ? earlier_pre(p) : state.pre, stream_rows(p.layer_input));
+    const auto make = [&](const Tile& tile) { kernels.post(exit, tile); };
     entry.prepare();
-    entry.run(
-        state, collapse.layer_input, [&](const Tile& tile) { kernels.post(exit, tile); },
-        [&](const Tile& tile) { kernels.collapse(collapse, tile); });
+    if constexpr (Kernels::kIsDevice && !has_earlier_pre<P>) {
+      if (!p.next_state.mixes) return entry.run_fused(state, collapse, make);
+    }
+    entry.run(state, collapse.layer_input, make,
+              [&](const Tile& tile) { kernels.collapse(collapse, tile); });
   }
 };
 

@@ -19,6 +19,7 @@ void split_fwd_cuda(const SplitForwardArgs& args, int64_t tokens, int device, vo
 void sinkhorn_fwd_cuda(const SinkhornForwardArgs& args, int64_t tokens, int device, void* stream);
 void pre_apply_fwd_cuda(const PreApplyForwardArgs& args, int device, void* stream);
 void layer_norm_cuda(const LayerNormArgs& args, int device, void* stream);
+void pre_big_fuse_cuda(const BigFuseArgs& args, int device, void* stream);
 void post_fwd_cuda(const PostForwardArgs& args, int device, void* stream);
 
 void fill_zeros_cuda(float* to, int64_t count, int device, void* stream);

@@ -211,6 +211,24 @@ class Entry {
     });
   }
 
+  // The same on a device where the streams' own mix collapses them and nothing is saved: one kernel
+  // behind the projection, same bits.
+  template <class Make>
+  void run_fused(const EntryState& state, const PreApplyForwardArgs& collapse,
+                 const Make& make) const {
+    if (a_.sizes.tokens == 0) return;
+    make(Tile{0, a_.sizes.tokens, 0, a_.sizes.hidden});
+    kernels_.project(product(), device_scratch_);
+    BigFuseArgs fused;
+    fused.reduce = reduction(state);
+    fused.split = splitting(state);
+    fused.sinkhorn = a_.sinkhorn;
+    fused.comb = state.comb;
+    fused.collapse = collapse;
+    if (a_.has_layer_norm()) fused.norm = norm_of(collapse.layer_input);
+    pre_big_fuse_cuda(fused, kernels_.device, kernels_.stream);
+  }
+
  private:
   // Tokens that go through all steps together, so that their streams stay in a cache.
   static constexpr int64_t kBlock = 64;
@@ -272,42 +290,48 @@ class Entry {
     }
   }
 
-  void make_coefficients(const EntryState& s, int64_t begin, int64_t end) const {
+  [[nodiscard]] ReducePartialsForwardArgs reduction(const EntryState& s) const {
     const PrenormGemmArgs sums = product();
-    kernels_.reduce({.splits = splits_,
-                     .groups = 1,
-                     .mixes = a_.mixes,
-                     .rms = a_.rms,
-                     .mul_partial = sums.mul_partial,
-                     .sqr_partial = sums.sqr_partial,
-                     .mixed = {s.mixes.data, 0, s.mixes.token_stride, 0},
-                     .mul = s.mul,
-                     .sqr = s.sqr},
-                    begin, end);
+    return {.splits = splits_,
+            .groups = 1,
+            .mixes = a_.mixes,
+            .rms = a_.rms,
+            .mul_partial = sums.mul_partial,
+            .sqr_partial = sums.sqr_partial,
+            .mixed = {s.mixes.data, 0, s.mixes.token_stride, 0},
+            .mul = s.mul,
+            .sqr = s.sqr};
+  }
+  [[nodiscard]] SplitForwardArgs splitting(const EntryState& s) const {
+    return {.streams = a_.sizes.streams,
+            .mixes = s.mixes,
+            .scale = a_.scale,
+            .base = a_.base,
+            .pre_eps = a_.pre_eps,
+            .post_mult = a_.post_mult,
+            .pre = s.pre,
+            .post = s.post,
+            .comb_logits = s.comb_logits};
+  }
+  [[nodiscard]] LayerNormArgs norm_of(const StreamRows& layer_input) const {
+    return {a_.sizes,           layer_input,          layer_input,
+            a_.layer_norm_type, a_.layer_norm_weight, a_.layer_norm_eps};
+  }
+
+  void make_coefficients(const EntryState& s, int64_t begin, int64_t end) const {
+    kernels_.reduce(reduction(s), begin, end);
     if (a_.is_head) {
       kernels_.head_mix({a_.sizes.streams, s.mixes, a_.scale, a_.base, a_.pre_eps, s.pre}, begin,
                         end);
       return;
     }
-    kernels_.split({.streams = a_.sizes.streams,
-                    .mixes = s.mixes,
-                    .scale = a_.scale,
-                    .base = a_.base,
-                    .pre_eps = a_.pre_eps,
-                    .post_mult = a_.post_mult,
-                    .pre = s.pre,
-                    .post = s.post,
-                    .comb_logits = s.comb_logits},
-                   begin, end);
+    kernels_.split(splitting(s), begin, end);
     if (s.comb.data == nullptr) return;
     kernels_.sinkhorn({a_.sinkhorn, s.comb_logits, s.comb}, begin, end);
   }
 
   void normalise(const StreamRows& layer_input, int64_t begin, int64_t end) const {
-    if (!a_.has_layer_norm()) return;
-    kernels_.normalise({a_.sizes, layer_input, layer_input, a_.layer_norm_type,
-                        a_.layer_norm_weight, a_.layer_norm_eps},
-                       begin, end);
+    if (a_.has_layer_norm()) kernels_.normalise(norm_of(layer_input), begin, end);
   }
 
   Context& context_;
