@@ -92,6 +92,10 @@ __device__ __forceinline__ void copy_async(Pack* shared, const Pack* global) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
+__device__ __forceinline__ void copy_async(float* shared, const float* global) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
+}
 __device__ __forceinline__ void end_of_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

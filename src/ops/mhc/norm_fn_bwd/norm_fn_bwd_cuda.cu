@@ -16,119 +16,20 @@
 #include <algorithm>
 
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/mma.cuh"
 #include "core/float_formats.h"
 #include "ops/mhc/norm_fn_bwd/norm_fn_bwd_args.h"
-#include "ops/mhc/shared/stream_rows.cuh"
+#include "ops/mhc/shared/lane_pairs.cuh"
 
 namespace ehc::mhc {
 
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kPair = 2;  // columns of a lane
 
-// --- two columns of a lane ---
-
-struct PairPlace {
-  int64_t column;         // of [T,K]
-  int64_t stream[kPair];  // and where it is in a token
-  int64_t inner[kPair];
-  int count;  // of the two exist
-
-  __device__ __forceinline__ PairPlace(const NormFnBackwardArgs& a, int64_t group, int64_t at) {
-    const int64_t d = a.sizes.hidden;
-    const int64_t width = a.sizes.streams * d / a.groups;
-    column = group * width + at;
-    count = static_cast<int>(max(int64_t{0}, min(int64_t{kPair}, width - at)));
-#pragma unroll
-    for (int c = 0; c < kPair; ++c) {
-      const int64_t k = c < count ? column + c : 0;
-      stream[c] = k / d;
-      inner[c] = k - stream[c] * d;
-    }
-  }
-};
-
-// kPairs: both columns exist and lie side by side on a border of two elements, or there is none.
-template <bool kPairs, class A>
-__device__ __forceinline__ float2 load_two(const A* first, const A* second, int count) {
-  Pack pack{};
-  if constexpr (kPairs && sizeof(A) == 4) {
-    return count > 0 ? *reinterpret_cast<const float2*>(first) : float2{};
-  } else if constexpr (kPairs) {
-    if (count > 0) pack.word[0] = *reinterpret_cast<const uint32_t*>(first);
-    return {column<A>(pack, 0), column<A>(pack, 1)};
-  } else {
-    Pack other{};
-    if (count > 0) pack = cuda::load_pack<false>(first, 1);
-    if (count > 1) other = cuda::load_pack<false>(second, 1);
-    return {column<A>(pack, 0), column<A>(other, 0)};
-  }
-}
-
-template <bool kPairs, class A>
-__device__ __forceinline__ float2 load_two(const StreamRows& rows, int64_t token,
-                                           const PairPlace& at, int64_t of_stream = 1,
-                                           int64_t more = 0) {
-  const auto element = [&](int c) {
-    return row_of<const A>(rows, token, at.stream[c] * of_stream + more) + at.inner[c];
-  };
-  return load_two<kPairs, A>(element(0), element(1), at.count);
-}
-
-// The column of a row for all streams.
-template <bool kPairs, class A>
-__device__ __forceinline__ float2 load_row(const GradientRows& rows, int64_t token,
-                                           const PairPlace& at) {
-  const auto load = [&](auto type) {
-    using B = decltype(type);
-    const B* row = row_of<const B>(rows.rows, token - rows.first_token);
-    return load_two<kPairs, B>(row + at.inner[0], row + at.inner[1], at.count);
-  };
-  return rows.is_f32 ? load(float{}) : load(A{});
-}
-
-template <class A>
-__device__ __forceinline__ float2 round_pair(float2 x) {
-  if constexpr (sizeof(A) == 4) {
-    return x;
-  } else {
-    Pack pack{};
-    pack.word[0] = cuda::round_two<A>(x.x, x.y);
-    return {column<A>(pack, 0), column<A>(pack, 1)};
-  }
-}
-
-template <bool kPairs, class A>
-__device__ __forceinline__ void store_pair(const GradientRows& rows, int64_t token,
-                                           const PairPlace& at, float2 x) {
-  const auto element = [&](auto type, int c) {
-    using B = decltype(type);
-    return row_of<B>(rows.rows, token - rows.first_token, at.stream[c]) + at.inner[c];
-  };
-  const auto store = [&](auto type) {
-    using B = decltype(type);
-    if constexpr (kPairs && sizeof(B) == 4) {
-      if (at.count > 0) *reinterpret_cast<float2*>(element(type, 0)) = x;
-    } else if constexpr (kPairs) {
-      if (at.count > 0) {
-        *reinterpret_cast<uint32_t*>(element(type, 0)) = cuda::round_two<B>(x.x, x.y);
-      }
-    } else {
-#pragma unroll
-      for (int c = 0; c < kPair; ++c) {
-        if (c >= at.count) continue;
-        const float value = c == 0 ? x.x : x.y;
-        cuda::store_pack<false>(element(type, c), cuda::make_pack<B>([&](int) { return value; }),
-                                1);
-      }
-    }
-  };
-  if (rows.is_f32) {
-    store(float{});
-  } else {
-    store(A{});
-  }
+__device__ __forceinline__ PairPlace place_of(const NormFnBackwardArgs& a, int64_t group,
+                                              int64_t at) {
+  return {a.sizes.hidden, a.sizes.streams * a.sizes.hidden / a.groups, group, at};
 }
 
 __device__ __forceinline__ float2 fma_pair(float factor, float2 x, float2 sum) {
@@ -149,52 +50,93 @@ __device__ __forceinline__ float2 load_fn(const NormFnBackwardArgs& a, int64_t j
 
 constexpr int kStreamThreads = 128;
 constexpr int kStreamColumns = kStreamThreads * kPair;
-constexpr int kTogether = 8;  // tokens
-constexpr int kStage = 64;    // tokens whose m is in shared memory
+constexpr int kStage = 64;  // tokens whose m is in shared memory
 
-// What the gradient is added to, of eight tokens.
-template <class A, bool kPairs>
-__device__ __forceinline__ void load_targets(const NormFnBackwardArgs& a, int64_t first,
-                                             int64_t tokens, const PairPlace& at,
-                                             float2 (&target)[kTogether]) {
+// What the gradients of kTokens tokens are added to, kRow: a row too; loaded as it lies, for it is
+// wanted late.
+template <class A, int kTokens, bool kPairs, bool kRow>
+class Targets {
+ public:
+  __device__ __forceinline__ Targets(const NormFnBackwardArgs& a, const PairPlace& at)
+      : a_(a),
+        at_(at),
+        streams_(a.grad_residual_acc, at, sizeof(A), a.targets),
+        row_({a.grad_row.rows.data, a.grad_row.rows.token_stride, 0}, at,
+             a.grad_row.is_f32 ? sizeof(float) : sizeof(A)) {}
+
+  __device__ __forceinline__ void load(int64_t first, int tokens) {
+    if (a_.grad_residual_acc.data != nullptr) streams_.load(first, tokens, of_streams_);
+    if constexpr (kRow) {
 #pragma unroll
-  for (int u = 0; u < kTogether; ++u) target[u] = {};
-  if (a.grad_residual_acc.data != nullptr) {
-    for (int64_t k = 0; k < a.targets; ++k) {
-#pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
+      for (int u = 0; u < kTokens; ++u) {
         if (u >= tokens) continue;
-        const float2 more = load_two<kPairs, A>(a.grad_residual_acc, first + u, at, a.targets, k);
-        target[u] = k == 0 ? more : float2{target[u].x + more.x, target[u].y + more.y};
+        if (a_.grad_row.is_f32) {
+          of_row_[u] = row_.template load<float>(first + u);
+        } else {
+          const TwoColumns<A> two = row_.template load<A>(first + u);
+          of_row_[u] = {two.word[0], two.word[sizeof(A) / 2 - 1]};
+        }
+        const float* factor = a_.row_factor.data + (first + u) * a_.row_factor.token_stride;
+        factor_[u][0] = __ldg(factor + at_.stream[0]);
+        if constexpr (!kPairs) factor_[u][1] = __ldg(factor + at_.stream[1]);
       }
     }
   }
-  if (a.grad_row.rows.data == nullptr) return;
-#pragma unroll
-  for (int u = 0; u < kTogether; ++u) {
-    if (u >= tokens) continue;
-    const float2 row = load_row<kPairs, A>(a.grad_row, first + u, at);
-    const float* factor = a.row_factor.data + (first + u) * a.row_factor.token_stride;
-    target[u] = {fmaf(__ldg(factor + at.stream[0]), row.x, target[u].x),
-                 fmaf(__ldg(factor + at.stream[1]), row.y, target[u].y)};
-    if (a.rounds_target) target[u] = round_pair<A>(target[u]);
+  // Of token first + u, after load().
+  __device__ __forceinline__ float2 value(int64_t first, int u) const {
+    float2 sum = {};
+    if (a_.grad_residual_acc.data != nullptr) {
+      sum = of_streams_[u].value();
+      for (int64_t k = 1; k < a_.targets; ++k) {
+        const LanePairs<kPairs> rows(a_.grad_residual_acc, at_, sizeof(A), a_.targets, k);
+        const float2 more = rows.template load<A>(first + u).value();
+        sum = {sum.x + more.x, sum.y + more.y};
+      }
+    }
+    if constexpr (kRow) {
+      const float2 row = row_value(of_row_[u]);
+      sum = {fmaf(factor_[u][0], row.x, sum.x), fmaf(factor_[u][kPairs ? 0 : 1], row.y, sum.y)};
+      if (a_.rounds_target) return TwoColumns<A>::of(sum).value();
+    }
+    return sum;
   }
-}
+
+ private:
+  // The words of a pair of A, or of two floats.
+  __device__ __forceinline__ float2 row_value(const TwoColumns<float>& two) const {
+    if (a_.grad_row.is_f32) return two.value();
+    TwoColumns<A> pair;
+#pragma unroll
+    for (int w = 0; w < static_cast<int>(sizeof(A)) / 2; ++w) pair.word[w] = two.word[w];
+    return pair.value();
+  }
+
+  const NormFnBackwardArgs& a_;
+  const PairPlace& at_;
+  LanePairs<kPairs> streams_, row_;
+  TwoColumns<A> of_streams_[kTokens];
+  TwoColumns<float> of_row_[kTokens];
+  float factor_[kTokens][kPair];
+};
 
 // kMixes: how many there are, so that fn is in registers, or 0.
-template <class A, int kMixes, bool kPairs>
+template <class A, int kMixes, int kTokens, bool kPairs, bool kRow>
 __global__ void __launch_bounds__(kStreamThreads, 4)
     grad_streams(const __grid_constant__ NormFnBackwardArgs a, int64_t strips,
                  int64_t tokens_of_block) {
   extern __shared__ float4 shared[];
-  float* factors = reinterpret_cast<float*>(shared);  // [kStage/8, M, 8]
+  float* factors = reinterpret_cast<float*>(shared);  // [kStage/kTokens, M, kTokens]
   const int mixes = kMixes > 0 ? kMixes : static_cast<int>(a.mixes);
   float* squares = factors + kStage * mixes;
   const int64_t strip = blockIdx.x % strips;
   const int64_t group = blockIdx.x / strips % a.groups;
   const int64_t begin = blockIdx.x / strips / a.groups * tokens_of_block;
   const int64_t end = min(a.sizes.tokens, begin + tokens_of_block);
-  const PairPlace at(a, group, strip * kStreamColumns + threadIdx.x * kPair);
+  const PairPlace at = place_of(a, group, strip * kStreamColumns + threadIdx.x * kPair);
+  const LanePairs<kPairs> rows(a.residual, at, sizeof(A));
+  const LanePairs<kPairs> out(a.grad_residual.rows, at,
+                              a.grad_residual.is_f32 ? sizeof(float) : sizeof(A));
+  Targets<A, kTokens, kPairs, kRow> targets(a, at);
   float2 fn[kMixes > 0 ? kMixes : 1];
 #pragma unroll
   for (int j = 0; j < kMixes; ++j) fn[j] = load_fn(a, j, at);
@@ -205,40 +147,49 @@ __global__ void __launch_bounds__(kStreamThreads, 4)
     for (int i = threadIdx.x; i < tokens * mixes; i += kStreamThreads) {
       const int t = i / mixes;
       const int j = i - t * mixes;
-      factors[(t / kTogether * mixes + j) * kTogether + t % kTogether] =
-          __ldg(a.grad_mul.data + (stage + t) * a.grad_mul.token_stride +
-                group * a.grad_mul.group_stride + j);
+      cuda::copy_async(&factors[(t / kTokens * mixes + j) * kTokens + t % kTokens],
+                       a.grad_mul.data + (stage + t) * a.grad_mul.token_stride +
+                           group * a.grad_mul.group_stride + j);
     }
     for (int t = threadIdx.x; t < tokens; t += kStreamThreads) {
-      squares[t] = 2.0f * __ldg(a.grad_sqr.data + (stage + t) * a.grad_sqr.token_stride +
-                                group * a.grad_sqr.group_stride);
+      cuda::copy_async(&squares[t], a.grad_sqr.data + (stage + t) * a.grad_sqr.token_stride +
+                                        group * a.grad_sqr.group_stride);
     }
+    cuda::end_of_copies();
+    cuda::wait_for_copies<0>();
     __syncthreads();
     if (at.count == 0) continue;
-    for (int t = 0; t < tokens; t += kTogether) {
-      float2 x[kTogether], target[kTogether], sum[kTogether];
-#pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
-        x[u] = t + u < tokens ? load_two<kPairs, A>(a.residual, stage + t + u, at) : float2{};
-        sum[u] = {};
-      }
-      load_targets<A, kPairs>(a, stage + t, tokens - t, at, target);
+    for (int t = 0; t < tokens; t += kTokens) {
+      TwoColumns<A> x[kTokens];
+      float2 sum[kTokens] = {};
+      rows.load(stage + t, tokens - t, x);
+      targets.load(stage + t, tokens - t);
       const float4* factor = reinterpret_cast<const float4*>(factors + t * mixes);
 #pragma unroll
       for (int j = 0; j < mixes; ++j) {
-        const float4 low = factor[2 * j], high = factor[2 * j + 1];
-        const float of_token[kTogether] = {low.x,  low.y,  low.z,  low.w,
-                                           high.x, high.y, high.z, high.w};
+        float of_token[kTokens];
+#pragma unroll
+        for (int u = 0; u < kTokens; u += 4) {
+          const float4 four = factor[j * (kTokens / 4) + u / 4];
+          of_token[u] = four.x, of_token[u + 1] = four.y;
+          of_token[u + 2] = four.z, of_token[u + 3] = four.w;
+        }
         const float2 value = kMixes > 0 ? fn[j] : load_fn(a, j, at);
 #pragma unroll
-        for (int u = 0; u < kTogether; ++u) sum[u] = fma_pair(of_token[u], value, sum[u]);
+        for (int u = 0; u < kTokens; ++u) sum[u] = fma_pair(of_token[u], value, sum[u]);
       }
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
+      for (int u = 0; u < kTokens; ++u) {
         if (t + u >= tokens) continue;
-        sum[u] = fma_pair(squares[t + u], x[u], sum[u]);
-        store_pair<kPairs, A>(a.grad_residual, stage + t + u, at,
-                              {target[u].x + sum[u].x, target[u].y + sum[u].y});
+        sum[u] = fma_pair(2.0f * squares[t + u], x[u].value(), sum[u]);
+        const float2 target = targets.value(stage + t, u);
+        const float2 grad = {target.x + sum[u].x, target.y + sum[u].y};
+        const int64_t row = stage + t + u - a.grad_residual.first_token;
+        if (a.grad_residual.is_f32) {
+          out.template store<float>(row, grad);
+        } else {
+          out.template store<A>(row, grad);
+        }
       }
     }
   }
@@ -249,6 +200,7 @@ __global__ void __launch_bounds__(kStreamThreads, 4)
 constexpr int kFnWarps = 8;
 constexpr int kFnThreads = kFnWarps * kWarp;
 constexpr int kFnColumns = kWarp * kPair;
+constexpr int kFnTogether = 8;  // tokens whose loads are on their way at once
 
 // kMixes of the mixes of 64 columns, over all tokens.
 template <class A, int kMixes, bool kPairs>
@@ -256,14 +208,15 @@ __global__ void __launch_bounds__(kFnThreads, 2)
     grad_fn(const __grid_constant__ NormFnBackwardArgs a, int64_t strips) {
   constexpr int kSums = kMixes * kFnColumns;
   constexpr int kOfThread = kSums / kFnThreads;
-  static_assert(kNormFnTokens * kMixes <= kSums && kNormFnTokens % kTogether == 0);
+  static_assert(kNormFnTokens * kMixes <= kSums && kNormFnTokens % kFnTogether == 0);
   __shared__ float4 room[kFnWarps][kSums / 4];  // m of a warp's tokens, later its sums
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int64_t strip = blockIdx.x % strips;
   const int64_t group = blockIdx.x / strips % a.groups;
   const int64_t first_mix = blockIdx.x / strips / a.groups * kMixes;
-  const PairPlace at(a, group, strip * kFnColumns + lane * kPair);
+  const PairPlace at = place_of(a, group, strip * kFnColumns + lane * kPair);
+  const LanePairs<kPairs> rows(a.residual, at, sizeof(A));
   float* of_warp = reinterpret_cast<float*>(room[warp]);
   float total[kOfThread] = {};
   const int64_t chunks = (a.sizes.tokens + kNormFnTokens - 1) / kNormFnTokens;
@@ -273,33 +226,45 @@ __global__ void __launch_bounds__(kFnThreads, 2)
     const int tokens =
         static_cast<int>(max(int64_t{0}, min(kNormFnTokens, a.sizes.tokens - first)));
     for (int i = lane; i < tokens * kMixes; i += kWarp) {
-      const int t = i / kMixes;
       const int64_t j = first_mix + i % kMixes;
-      of_warp[i] = j < a.mixes ? __ldg(a.grad_mul.data + (first + t) * a.grad_mul.token_stride +
-                                       group * a.grad_mul.group_stride + j)
-                               : 0.0f;
+      const float* m = a.grad_mul.data + (first + i / kMixes) * a.grad_mul.token_stride +
+                       group * a.grad_mul.group_stride + j;
+      if (j < a.mixes) {
+        cuda::copy_async(&of_warp[i], m);
+      } else {
+        of_warp[i] = 0;
+      }
     }
+    cuda::end_of_copies();
+    TwoColumns<A> x[kFnTogether], next[kFnTogether];
+    rows.load(first, tokens, x);
+    cuda::wait_for_copies<0>();
     __syncwarp();
     float2 sum[kMixes] = {};
-    for (int t = 0; t < tokens; t += kTogether) {
-      float2 x[kTogether];
+    const auto add_token = [&](int t, float2 of_token) {
+      const float4* factor = room[warp] + t * (kMixes / 4);
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
-        x[u] = t + u < tokens ? load_two<kPairs, A>(a.residual, first + t + u, at) : float2{};
+      for (int j = 0; j < kMixes; j += 4) {
+        const float4 m = factor[j / 4];
+        sum[j] = fma_pair(m.x, of_token, sum[j]);
+        sum[j + 1] = fma_pair(m.y, of_token, sum[j + 1]);
+        sum[j + 2] = fma_pair(m.z, of_token, sum[j + 2]);
+        sum[j + 3] = fma_pair(m.w, of_token, sum[j + 3]);
       }
+    };
+    for (int t = 0; t < tokens; t += kFnTogether) {
+      rows.load(first + t + kFnTogether, tokens - t - kFnTogether, next);
+      if (t + kFnTogether <= tokens) {
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
-        if (t + u >= tokens) continue;
-        const float4* factor = room[warp] + (t + u) * (kMixes / 4);
+        for (int u = 0; u < kFnTogether; ++u) add_token(t + u, x[u].value());
+      } else {
 #pragma unroll
-        for (int j = 0; j < kMixes; j += 4) {
-          const float4 m = factor[j / 4];
-          sum[j] = fma_pair(m.x, x[u], sum[j]);
-          sum[j + 1] = fma_pair(m.y, x[u], sum[j + 1]);
-          sum[j + 2] = fma_pair(m.z, x[u], sum[j + 2]);
-          sum[j + 3] = fma_pair(m.w, x[u], sum[j + 3]);
+        for (int u = 0; u < kFnTogether; ++u) {
+          if (t + u < tokens) add_token(t + u, x[u].value());
         }
       }
+#pragma unroll
+      for (int u = 0; u < kFnTogether; ++u) x[u] = next[u];
     }
     __syncwarp();
 #pragma unroll
@@ -333,20 +298,14 @@ __global__ void __launch_bounds__(kFnThreads, 2)
 
 constexpr const char* kName = "mhc.norm_fn_bwd";
 
-// Do pairs of columns of all rows lie on borders of two elements?
 bool are_pairs(const NormFnBackwardArgs& a) {
-  const auto size = static_cast<int64_t>(size_of(a.sizes.activation));
-  const auto fits = [&](const StreamRows& r, int64_t of_element) {
-    const int64_t border = kPair * of_element;
-    return reinterpret_cast<uintptr_t>(r.data) % border == 0 && r.token_stride % kPair == 0 &&
-           r.stream_stride % kPair == 0;
-  };
-  const auto gradients_fit = [&](const GradientRows& r) {
-    return fits(r.rows, r.is_f32 ? int64_t{4} : size);
+  const size_t size = size_of(a.sizes.activation);
+  const auto gradients_are = [&](const GradientRows& r) {
+    return are_pairs(r.rows, r.is_f32 ? sizeof(float) : size);
   };
   return a.sizes.hidden % kPair == 0 && a.sizes.streams * a.sizes.hidden / a.groups % kPair == 0 &&
-         fits(a.residual, size) && fits(a.grad_residual_acc, size) &&
-         gradients_fit(a.grad_residual) && gradients_fit(a.grad_row);
+         are_pairs(a.residual, size) && are_pairs(a.grad_residual_acc, size) &&
+         gradients_are(a.grad_residual) && gradients_are(a.grad_row);
 }
 
 template <class Body>
@@ -372,11 +331,18 @@ void launch_grad_streams(const NormFnBackwardArgs& a, int device, void* stream) 
       cuda::launch(kName, device, stream, kernel, dim3(cuda::blocks(blocks())),
                    dim3(kStreamThreads), shared_bytes, a, strips, tokens);
     };
-    if constexpr (pairs()) {
-      if (a.mixes == 24) return start(&grad_streams<A, 24, true>);
-      if (a.mixes == 8) return start(&grad_streams<A, 8, true>);
-    }
-    start(&grad_streams<A, 0, pairs()>);
+    static const int together = getenv("EHC_NF") ? atoi(getenv("EHC_NF")) : 8;
+    const auto with_row = [&](auto row) {
+      if constexpr (pairs()) {
+        if constexpr (!row()) {
+          if (a.mixes == 24 && together == 8) return start(&grad_streams<A, 24, 8, true, row()>);
+        }
+        if (a.mixes == 24) return start(&grad_streams<A, 24, 4, true, row()>);
+        if (a.mixes == 8) return start(&grad_streams<A, 8, 4, true, row()>);
+      }
+      start(&grad_streams<A, 0, 4, pairs(), row()>);
+    };
+    a.grad_row.rows.data != nullptr ? with_row(std::true_type{}) : with_row(std::false_type{});
   });
 }
 

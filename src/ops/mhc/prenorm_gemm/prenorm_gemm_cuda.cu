@@ -6,7 +6,8 @@
 // Bytes: x once, 6*M*K for 256 tokens (from L2), 4*S*G*(M+1) written a token; 10*M*K to prepare.
 // Algorithm: fn is first cut into three bf16 parts, which are laid out as lanes want them. A warp
 // takes 32 tokens (16 of F16 and F32, which have parts too) and 24 mixes; it reads x straight into
-// registers, a block of 64 columns ahead of the product. The parts come through shared memory for
+// registers, two blocks of 64 columns ahead; tokens are the columns of the tensor cores' tiles, so
+// that what a load brings is an operand. The parts come through shared memory for
 // all warps of the block. Where the splits alone leave processors idle, a split is cut further;
 // those sums go to the workspace and a second kernel adds them.
 // Accuracy: tensor cores cut off what they add, so products of first parts are summed over 64
@@ -33,24 +34,24 @@ constexpr int kStages = 4;  // blocks of parts in shared memory
 // --- how a call is cut ---
 
 struct Cut {
-  int64_t tiles;       // of mixes that a block makes, 1 or 3
+  int64_t octets;      // of mixes that a block makes, 1 or 3
   int64_t mix_groups;  // of so many
   int64_t token_blocks;
   int64_t column_blocks;  // of 64
   int64_t nodes, chunks;  // a split is cut into `nodes` of `chunks` chunks each
-  bool whole;             // all blocks of columns are, and rows move 16 bytes at a time
+  bool whole;             // see Streams
 };
 
 Cut cut_call(const PrenormGemmArgs& a) {
   constexpr int64_t kProcessors = 128;
   const int64_t columns = a.sizes.streams * a.sizes.hidden;
   Cut cut{};
-  cut.tiles = a.mixes <= kMixTile ? 1 : 3;
-  cut.mix_groups = (a.mixes + cut.tiles * kMixTile - 1) / (cut.tiles * kMixTile);
+  cut.octets = a.mixes <= kOctet ? 1 : 3;
+  cut.mix_groups = (a.mixes + cut.octets * kOctet - 1) / (cut.octets * kOctet);
   cut.column_blocks = (columns + kBlockColumns - 1) / kBlockColumns;
-  const auto width = 16 / static_cast<int64_t>(size_of(a.sizes.activation));
-  cut.whole = are_vectors(a.sizes, a.residual) && columns / a.groups % kBlockColumns == 0 &&
-              a.sizes.hidden % width == 0;
+  const bool is_flat = a.residual.stream_stride == a.sizes.hidden || a.sizes.streams == 1;
+  cut.whole =
+      is_flat && are_vectors(a.sizes, a.residual) && columns / a.groups % kBlockColumns == 0;
   const int64_t most_tokens = kThreads / 2 * (a.sizes.activation == DType::bf16 ? 2 : 1);
   const int64_t tokens = cut.whole ? most_tokens : kThreads / 2;
   cut.token_blocks = (a.sizes.tokens + tokens - 1) / tokens;
@@ -66,8 +67,8 @@ Cut cut_call(const PrenormGemmArgs& a) {
   return cut;
 }
 
-int64_t packs_of_parts(const Cut& cut) {
-  return cut.mix_groups * cut.column_blocks * cut.tiles * kTilePacks;
+int64_t packs_of_fn(const Cut& cut) {
+  return cut.mix_groups * cut.column_blocks * (cut.octets == 1 ? kBlockPacks<1> : kBlockPacks<3>);
 }
 // Sums of nodes: F32[nodes,S,T,G,M+1].
 int64_t floats_of_nodes(const PrenormGemmArgs& a, const Cut& cut) {
@@ -83,78 +84,82 @@ struct Sums {
 
 // --- fn in parts ---
 
-// Eight columns of a mix: [groups, blocks, tiles, halves, parts, lanes] packs, where lane l of a
-// tile has mix l/4 and columns 8(l%4) of a half. Mixes and columns that do not exist are zeros.
+// A pack of [groups, blocks] times that of kBlockPacks. Mixes and columns that do not exist are
+// zeros.
+template <int kOctets>
 struct Prepare {
   PrenormGemmArgs a;
-  int64_t tiles, blocks;
+  int64_t blocks;
   Pack* to;
 
   __device__ void operator()(int64_t i) const {
     const int lane = static_cast<int>(i % 32);
-    const int64_t half = i / 32 % kHalves;
-    const int64_t tile = i / (32 * kHalves) % tiles;
-    const int64_t of_group = i / (32 * kHalves) / tiles;
-    const int64_t mix = (of_group / blocks * tiles + tile) * kMixTile + lane / 4;
-    const int64_t first = of_group % blocks * kBlockColumns + half * 32 + lane % 4 * 8;
+    const int tile = static_cast<int>(i / 32 % kFnTiles<kOctets>);
+    const int step = static_cast<int>(i / (32 * kFnTiles<kOctets>) % kSteps);
+    const int64_t of_group = i / kBlockPacks<kOctets>;
     const int64_t columns = a.sizes.streams * a.sizes.hidden;
-    uint32_t part[8][kParts] = {};
+    const int64_t first =
+        of_group % blocks * kBlockColumns + step / 2 * 32 + lane % 4 * 8 + step % 2 * 4;
+    Pack pack{};
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      if (mix >= a.mixes || first + k >= columns) continue;
-      const float fn = __ldg(a.fn.data + mix * a.fn.stride + first + k);
-      cuda::parts_of(a.tf32 ? round_to_tf32(fn) : fn, part[k]);
-    }
-    Pack* out = to + i / (32 * kHalves) * kTilePacks + half * kParts * 32 + lane;
+    for (int upper = 0; upper < 2; ++upper) {
+      const HalfTile half = half_tile<kOctets>(tile, upper);
+      const int64_t mix = (of_group / blocks * kOctets + half.octet) * kOctet + lane / 4;
+      if (half.octet < 0 || mix >= a.mixes) continue;
+      uint32_t part[4] = {};
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-      Pack pack;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        pack.word[w] = cuda::side_by_side(part[2 * w][p], part[2 * w + 1][p]);
+      for (int k = 0; k < 4; ++k) {
+        if (first + k >= columns) continue;
+        const float fn = __ldg(a.fn.data + mix * a.fn.stride + first + k);
+        uint32_t parts[kParts];
+        cuda::parts_of(a.tf32 ? round_to_tf32(fn) : fn, parts);
+        part[k] = half.part == 0 ? parts[0] : half.part == 1 ? parts[1] : parts[2];
       }
-      out[p * 32] = pack;
+      pack.word[upper] = cuda::side_by_side(part[0], part[1]);
+      pack.word[2 + upper] = cuda::side_by_side(part[2], part[3]);
     }
+    to[i] = pack;
   }
 };
 
 // --- the kernel ---
 
-template <class A, int kRows, int kTiles>
+template <int kTiles, int kOctets>
 __device__ __forceinline__ void store_sums(const PrenormGemmArgs& a, const Sums& to,
-                                           Accumulator<kRows, kTiles>& sums, int64_t token,
+                                           const Accumulator<kTiles, kOctets>& sums, int64_t token,
                                            int64_t mix, int64_t split, int64_t group, int64_t node,
                                            int lane) {
+  const auto at = [&](const GroupRows& rows, int64_t t) {
+    return rows.data + node * to.node_stride + split * rows.split_stride + t * rows.token_stride +
+           group * rows.group_stride;
+  };
 #pragma unroll
-  for (int m = 0; m < kRows; ++m) {
+  for (int i = 0; i < kTiles; ++i) {
+    float square = sums.square[i];
+    square += __shfl_xor_sync(0xffffffffU, square, 1);
+    square += __shfl_xor_sync(0xffffffffU, square, 2);
+    const int64_t t = token + i * kOctet + lane / 4;
+    if (mix == 0 && lane % 4 == 0 && t < a.sizes.tokens) *at(to.sqr, t) = square;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float square = sums.square[m][r];
-      square += __shfl_xor_sync(0xffffffffU, square, 1);
-      square += __shfl_xor_sync(0xffffffffU, square, 2);
-      const int64_t t = token + (m * 2 + r) * 8 + lane / 4;
-      if (t >= a.sizes.tokens) continue;
-      const auto at = [&](const GroupRows& rows) {
-        return rows.data + node * to.node_stride + split * rows.split_stride +
-               t * rows.token_stride + group * rows.group_stride;
-      };
-      if (mix == 0 && lane % 4 == 0) *at(to.sqr) = square;
-      float* mul = at(to.mul) + mix;
+    for (int c = 0; c < 2; ++c) {
+      const int64_t of_column = token + i * kOctet + lane % 4 * 2 + c;
+      if (of_column >= a.sizes.tokens) continue;
+      float* mul = at(to.mul, of_column) + mix;
 #pragma unroll
-      for (int i = 0; i < kTiles * 2; ++i) {
-        const int j = i / 2 * kMixTile + lane % 4 * 2 + i % 2;
-        if (mix + j < a.mixes) mul[j] = sums.first[m][i / 2][r * 2 + i % 2];
+      for (int o = 0; o < kOctets; ++o) {
+        const int j = o * kOctet + lane / 4;
+        if (mix + j < a.mixes) mul[j] = sums.first[i][o][c];
       }
     }
   }
 }
 
-template <class A, bool kWhole, int kTiles>
+template <class A, bool kWhole, int kOctets>
 __global__ void __launch_bounds__(kThreads, 1)
     prenorm_gemm(const __grid_constant__ PrenormGemmArgs a, const __grid_constant__ Cut cut,
-                 const __grid_constant__ Sums to, const Pack* parts) {
-  constexpr int kRows = kRowTiles<A, kWhole>;
-  constexpr int kPacks = kTiles * kTilePacks;
+                 const __grid_constant__ Sums to, const Pack* fn) {
+  constexpr int kTiles = kTokenTiles<A, kWhole>;
+  constexpr int kPacks = kBlockPacks<kOctets>;
   constexpr int kAhead = kWhole ? 2 : 1;  // blocks of streams in registers
   __shared__ Pack stage[kStages][kPacks];
   const int lane = threadIdx.x % 32;
@@ -165,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     return part;
   };
   const int64_t token =
-      (next_part(cut.token_blocks) * (kThreads / 32) + threadIdx.x / 32) * (kRows * 16);
+      (next_part(cut.token_blocks) * (kThreads / 32) + threadIdx.x / 32) * (kTiles * kOctet);
   const int64_t mix_group = next_part(cut.mix_groups);
   const int64_t node = next_part(cut.nodes);
   const int64_t group = next_part(a.groups);
@@ -179,13 +184,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t end =
       min(min(of_split.end, origin + cut.chunks * kChunkColumns), (group + 1) * width);
   const int64_t first_block = begin / kBlockColumns;
-  const int64_t blocks = end > begin ? (end + kBlockColumns - 1) / kBlockColumns - first_block : 0;
-  const Pack* from = parts + (mix_group * cut.column_blocks + first_block) * kPacks;
+  const int blocks =
+      end > begin ? static_cast<int>((end + kBlockColumns - 1) / kBlockColumns - first_block) : 0;
+  const Pack* from = fn + (mix_group * cut.column_blocks + first_block) * kPacks;
 
-  const auto fetch = [&](int64_t block) {
+  const auto fetch = [&](int block) {
     if (block < blocks) {
-      for (int i = threadIdx.x; i < kPacks; i += kThreads) {
-        cuda::copy_async(&stage[block % kStages][i], from + block * kPacks + i);
+      const Pack* of_block = from + static_cast<int64_t>(block) * kPacks;
+#pragma unroll
+      for (int i = 0; i < (kPacks + kThreads - 1) / kThreads; ++i) {
+        const int at = i * kThreads + static_cast<int>(threadIdx.x);
+        if (at < kPacks) cuda::copy_async(&stage[block % kStages][at], of_block + at);
       }
     }
     cuda::end_of_copies();
@@ -193,20 +202,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int block = 0; block < kStages - 1; ++block) fetch(block);
 
   const bool works = token < a.sizes.tokens;
-  const Streams<A, kWhole, kRows> rows(a, token, lane);
-  BlockOfStreams<A, kRows> streams[kAhead];
-  const auto load = [&](int64_t block, BlockOfStreams<A, kRows>& x) {
+  const Streams<A, kWhole, kTiles> rows(a, token, lane);
+  BlockOfStreams<A, kTiles> streams[kAhead];
+  const auto load = [&](int block, BlockOfStreams<A, kTiles>& x) {
     if (works && block < blocks) rows.load((first_block + block) * kBlockColumns, begin, end, x);
   };
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) load(i, streams[i]);
-  Accumulator<kRows, kTiles> sums;
-  ChunkTree<kRows*(kTiles * 4 + 2)> tree;
+  using WarpSums = Accumulator<kTiles, kOctets>;
+  WarpSums sums;
+  ChunkTree<WarpSums::kCount> tree;
   sums.clear();
-  for (int64_t b = 0; b < blocks; b += kAhead) {
+  for (int b = 0; b < blocks; b += kAhead) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int64_t block = b + i;
+      const int block = b + i;
       if (block >= blocks) break;
       cuda::wait_for_copies<kStages - 2>();
       __syncthreads();  // the block is there, and the one before it used up
@@ -215,16 +225,16 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int64_t first = (first_block + block) * kBlockColumns;
       multiply_block<A, kWhole>(streams[i], stage[block % kStages], lane, first, begin, end, sums);
       load(block + kAhead, streams[i]);
-      const int64_t next = first + kBlockColumns;
-      if ((next - origin) % kChunkColumns != 0 && block + 1 < blocks) continue;
+      const auto done = static_cast<uint32_t>(first - origin) + kBlockColumns;
+      if (done % kChunkColumns != 0 && block + 1 < blocks) continue;
       sums.add_rest();
-      tree.push(static_cast<int>((first - origin) / kChunkColumns), sums);
+      tree.push(static_cast<int>((done - kBlockColumns) / kChunkColumns), sums);
       sums.clear();
     }
   }
   if (!works) return;
   tree.finish(sums);
-  store_sums<A>(a, to, sums, token, mix_group * kTiles * kMixTile, split, group, node, lane);
+  store_sums(a, to, sums, token, mix_group * kOctets * kOctet, split, group, node, lane);
 }
 
 // The sums of nodes added up.
@@ -256,7 +266,7 @@ size_t prenorm_gemm_cuda_workspace(const PrenormGemmArgs& a) {
   if (a.sizes.tokens == 0) return 0;
   const Cut cut = cut_call(a);
   Workspace arrays(nullptr);
-  arrays.take<Pack>(packs_of_parts(cut));
+  arrays.take<Pack>(packs_of_fn(cut));
   arrays.take<float>(floats_of_nodes(a, cut));
   return arrays.bytes();
 }
@@ -265,10 +275,16 @@ void prenorm_gemm_cuda(const PrenormGemmArgs& a, void* workspace, int device, vo
   if (a.sizes.tokens == 0) return;
   const Cut cut = cut_call(a);
   Workspace arrays(workspace);
-  Pack* parts = arrays.take<Pack>(packs_of_parts(cut));
+  Pack* fn = arrays.take<Pack>(packs_of_fn(cut));
   float* nodes = arrays.take<float>(floats_of_nodes(a, cut));
-  cuda::launch_each(kName, device, stream, packs_of_parts(cut) / kParts,
-                    Prepare{a, cut.tiles, cut.column_blocks, parts});
+  const auto prepare = [&](const auto& work) {
+    cuda::launch_each(kName, device, stream, packs_of_fn(cut), work);
+  };
+  if (cut.octets == 1) {
+    prepare(Prepare<1>{a, cut.column_blocks, fn});
+  } else {
+    prepare(Prepare<3>{a, cut.column_blocks, fn});
+  }
   Sums to = {a.mul_partial, a.sqr_partial, 0};
   if (cut.nodes > 1) {
     const int64_t of_group = a.mixes + 1;
@@ -283,12 +299,12 @@ void prenorm_gemm_cuda(const PrenormGemmArgs& a, void* workspace, int device, vo
   cuda::with_activation(a.sizes.activation, [&](auto activation) {
     using A = decltype(activation);
     const auto start = [&](auto kernel) {
-      cuda::launch(kName, device, stream, kernel, grid, dim3(kThreads), 0, a, cut, to, parts);
+      cuda::launch(kName, device, stream, kernel, grid, dim3(kThreads), 0, a, cut, to, fn);
     };
     if (cut.whole) {
-      cut.tiles == 1 ? start(&prenorm_gemm<A, true, 1>) : start(&prenorm_gemm<A, true, 3>);
+      cut.octets == 1 ? start(&prenorm_gemm<A, true, 1>) : start(&prenorm_gemm<A, true, 3>);
     } else {
-      cut.tiles == 1 ? start(&prenorm_gemm<A, false, 1>) : start(&prenorm_gemm<A, false, 3>);
+      cut.octets == 1 ? start(&prenorm_gemm<A, false, 1>) : start(&prenorm_gemm<A, false, 3>);
     }
   });
   if (cut.nodes == 1) return;

@@ -13,17 +13,48 @@ using cuda::kPartsOf;
 
 inline constexpr int kBlockColumns = 64;
 inline constexpr int kHalves = 2;  // of a block, 32 columns each: a lane's 8 side by side
+inline constexpr int kSteps = 4;   // of a block, 16 columns each: a lane's 4 side by side
 inline constexpr int kParts = 3;   // of fn
-inline constexpr int kMixTile = 8;
-inline constexpr int kTilePacks = kHalves * kParts * 32;  // of a block's parts for a tile of mixes
+inline constexpr int kOctet = 8;   // mixes of half a tile, and tokens of a tile
 
-// Tiles of 16 tokens of a warp.
+// Tiles of tokens of a warp.
 template <class A, bool kWhole>
-inline constexpr int kRowTiles = (kWhole && kPartsOf<A> == 1) ? 2 : 1;
+inline constexpr int kTokenTiles = (kWhole && kPartsOf<A> == 1) ? 4 : 2;
 
-// The tree over the chunks of a node has so many levels; it is in local memory.
-inline constexpr int kLevels = 6;
-inline constexpr int64_t kMostChunks = int64_t{1} << (kLevels - 1);
+// --- tiles of fn: 16 rows, which are two octets of mixes of one part each ---
+
+struct HalfTile {
+  int part, octet;  // no octet: -1
+};
+
+template <int kOctets>
+inline constexpr int kFnTiles = kOctets == 1 ? 2 : 5;
+
+// First parts keep to themselves: what is infinite in them is not in the others.
+template <int kOctets>
+__device__ __forceinline__ HalfTile half_tile(int tile, int upper) {
+  if constexpr (kOctets == 1) {
+    return tile == 0 ? HalfTile{0, upper == 0 ? 0 : -1} : HalfTile{1 + upper, 0};
+  } else {
+    switch (tile) {
+      case 0:
+        return {0, upper};
+      case 1:
+        return {0, upper == 0 ? 2 : -1};
+      case 2:
+        return {1, upper};
+      case 3:
+        return {2, upper};
+      default:
+        return {1 + upper, 2};
+    }
+  }
+}
+
+// Packs of a block: [steps, tiles, lanes]. A lane has mix l/4 of either half, columns 4(l%4) of a
+// step in the order that multiply_bf16 wants.
+template <int kOctets>
+inline constexpr int kBlockPacks = kSteps* kFnTiles<kOctets> * 32;
 
 // --- the streams of a warp's tokens ---
 
@@ -52,39 +83,39 @@ struct Eight {
 
 template <class A, int kTiles>
 struct BlockOfStreams {
-  Eight<A> x[kTiles][2][kHalves];  // of rows l/4 and l/4 + 8 of every tile
+  Eight<A> x[kTiles][kHalves];  // of token l/4 of every tile
 };
 
+// kWhole: a token's streams lie side by side, rows move 16 bytes at a time, blocks are whole.
 template <class A, bool kWhole, int kTiles>
 class Streams {
  public:
   __device__ __forceinline__ Streams(const PrenormGemmArgs& a, int64_t token, int lane) : a_(a) {
-    is_flat_ = a.residual.stream_stride == a.sizes.hidden || a.sizes.streams == 1;
-#pragma unroll
-    for (int i = 0; i < kTiles * 2; ++i) {
-      // Rows beyond the last token repeat it; nobody wants their sums.
-      row_[i] = row_of<const A>(a.residual, min(token + i * 8 + lane / 4, a.sizes.tokens - 1));
-    }
     first_ = lane % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      // Rows beyond the last token repeat it; nobody wants their sums.
+      const int64_t t = min(token + i * kOctet + lane / 4, a.sizes.tokens - 1);
+      row_[i] = row_of<const A>(a.residual, t) + (kWhole ? first_ : 0);
+    }
   }
 
   // The block from column `at` on; what is outside [begin, end) is zero.
   __device__ __forceinline__ void load(int64_t at, int64_t begin, int64_t end,
                                        BlockOfStreams<A, kTiles>& to) const {
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      const int64_t first = at + h * 32 + first_;
+    for (int i = 0; i < kTiles; ++i) {
+      const A* whole = row_[i] + at;
 #pragma unroll
-      for (int p = 0; p < Eight<A>::kPacks; ++p) {
-        const int64_t k = first + p * kWidth<A>;
-        const int64_t offset = kWhole ? offset_of(k) : 0;
+      for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
-        for (int i = 0; i < kTiles * 2; ++i) {
-          Pack& pack = to.x[i / 2][i % 2][h].pack[p];
+        for (int p = 0; p < Eight<A>::kPacks; ++p) {
+          const int k = h * 32 + p * kWidth<A>;
+          Pack& pack = to.x[i][h].pack[p];
           if constexpr (kWhole) {
-            pack = cuda::load_once(row_[i] + offset);
+            pack = cuda::load_once(whole + k);
           } else {
-            pack = load_some(row_[i], k, begin, end);
+            pack = load_some(row_[i], at + first_ + k, begin, end);
           }
         }
       }
@@ -92,81 +123,98 @@ class Streams {
   }
 
  private:
-  __device__ __forceinline__ int64_t offset_of(int64_t k) const {
-    const int64_t d = a_.sizes.hidden;
-    return is_flat_ ? k : k / d * a_.residual.stream_stride + k % d;
-  }
   __device__ __forceinline__ Pack load_some(const A* row, int64_t first, int64_t begin,
                                             int64_t end) const {
     constexpr int kOfWord = 4 / static_cast<int>(sizeof(A));
+    const int64_t d = a_.sizes.hidden;
     Pack pack{};
 #pragma unroll
     for (int i = 0; i < kWidth<A>; ++i) {
-      if (first + i < begin || first + i >= end) continue;
-      pack.word[i / kOfWord] |= cuda::bits_of(row[offset_of(first + i)]) << (i % kOfWord * 16);
+      const int64_t k = first + i;
+      if (k < begin || k >= end) continue;
+      const A x = row[k / d * a_.residual.stream_stride + k % d];
+      pack.word[i / kOfWord] |= cuda::bits_of(x) << (i % kOfWord * 16);
     }
     return pack;
   }
 
   const PrenormGemmArgs& a_;
-  const A* row_[kTiles * 2];
-  int64_t first_;
-  bool is_flat_;
+  const A* row_[kTiles];
+  int first_;
 };
 
 // --- sums of a warp ---
 
-template <int kRows, int kTiles>
+// Of tile i, a lane has tokens 2(l%4) and the next for mix l/4 of every octet, and squares of token
+// l/4, of its columns.
+template <int kTiles, int kOctets>
 struct Accumulator {
-  float first[kRows][kTiles][4];  // of products of first parts, and of chunks
-  float rest[kRows][kTiles][4];   // of all others
-  float square[kRows][2];         // of a lane's columns
+  static constexpr int kRests = kOctets == 1 ? 1 : 2;
+  static constexpr int kCount = kTiles * (kOctets * 2 + 1);
+
+  float first[kTiles][kOctets][2];  // of products of first parts, and of chunks
+  float rest[kTiles][kRests][4];    // of all others
+  float square[kTiles];
 
   __device__ __forceinline__ void clear() { *this = {}; }
   // A chunk is done.
   __device__ __forceinline__ void add_rest() {
 #pragma unroll
-    for (int m = 0; m < kRows; ++m) {
+    for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
-      for (int i = 0; i < kTiles * 4; ++i) {
-        const float sum = first[m][i / 4][i % 4] + rest[m][i / 4][i % 4];
-        if (sum == sum) first[m][i / 4][i % 4] = sum;
+      for (int c = 0; c < 2; ++c) {
+        const auto add = [&](float& of_first, float more) {
+          const float sum = of_first + more;
+          if (sum == sum) of_first = sum;
+        };
+        // The last octet has its second and third parts in one tile.
+        const float* last = rest[i][kRests - 1];
+        add(first[i][kOctets - 1][c], last[c] + last[2 + c]);
+        if constexpr (kOctets > 1) {
+          add(first[i][0][c], rest[i][0][c]);
+          add(first[i][1][c], rest[i][0][2 + c]);
+        }
       }
     }
   }
   template <class Body>
   __device__ __forceinline__ void for_each_sum(const Body& body) {
 #pragma unroll
-    for (int m = 0; m < kRows; ++m) {
+    for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
-      for (int i = 0; i < kTiles * 4; ++i) body(first[m][i / 4][i % 4], m * (kTiles * 4 + 2) + i);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) body(square[m][r], m * (kTiles * 4 + 2) + kTiles * 4 + r);
+      for (int o = 0; o < kOctets * 2; ++o) {
+        body(first[i][o / 2][o % 2], i * (kOctets * 2 + 1) + o);
+      }
+      body(square[i], i * (kOctets * 2 + 1) + kOctets * 2);
     }
   }
 };
+
+// The tree over the chunks of a node has so many levels; it is in local memory.
+inline constexpr int kLevels = 6;
+inline constexpr int64_t kMostChunks = int64_t{1} << (kLevels - 1);
 
 // The tree of pairwise_sum over the chunks of a node; chunks that are left out count as zeros.
 template <int kCount>
 class ChunkTree {
  public:
   // The sums of chunk `index`, which ascends; they are used up.
-  template <class Accumulator>
-  __device__ __forceinline__ void push(int index, Accumulator& sums) {
+  template <class Sums>
+  __device__ __forceinline__ void push(int index, Sums& sums) {
     int level = 0;
     for (; (index >> level & 1) != 0; ++level) take(level, sums);
     sums.for_each_sum([&](float& sum, int i) { level_[level][i] = sum; });
     filled_ |= 1U << level;
   }
-  template <class Accumulator>
-  __device__ __forceinline__ void finish(Accumulator& sums) {
+  template <class Sums>
+  __device__ __forceinline__ void finish(Sums& sums) {
     sums.clear();
     for (int level = 0; level < kLevels; ++level) take(level, sums);
   }
 
  private:
-  template <class Accumulator>
-  __device__ __forceinline__ void take(int level, Accumulator& sums) {
+  template <class Sums>
+  __device__ __forceinline__ void take(int level, Sums& sums) {
     if ((filled_ >> level & 1) == 0) return;
     sums.for_each_sum([&](float& sum, int i) { sum = level_[level][i] + sum; });
     filled_ &= ~(1U << level);
@@ -176,88 +224,85 @@ class ChunkTree {
   uint32_t filled_ = 0;
 };
 
-// Zeros where the columns from `first` on are outside [begin, end): of a half, of a lane.
-__device__ __forceinline__ Pack mask_of(int64_t first, int64_t begin, int64_t end) {
-  Pack mask{};
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    if (first + k >= begin && first + k < end) mask.word[k / 2] |= 0xffffU << (k % 2 * 16);
-  }
-  return mask;
+// Zeros where the columns from `first` on are outside [begin, end): two of a word.
+__device__ __forceinline__ uint32_t mask_of(int64_t first, int64_t begin, int64_t end) {
+  const auto half = [&](int64_t k) { return k >= begin && k < end ? 0xffffU : 0U; };
+  return half(first) | half(first + 1) << 16;
 }
 
 // A block of columns; of partial ones the columns outside are left out of fn too, for 0 times
 // infinity would not be 0.
-template <class A, bool kWhole, int kRows, int kTiles>
-__device__ __forceinline__ void multiply_block(const BlockOfStreams<A, kRows>& streams,
-                                               const Pack* parts, int lane, int64_t first,
+template <class A, bool kWhole, int kTiles, int kOctets>
+__device__ __forceinline__ void multiply_block(const BlockOfStreams<A, kTiles>& streams,
+                                               const Pack* fn, int lane, int64_t first,
                                                int64_t begin, int64_t end,
-                                               Accumulator<kRows, kTiles>& sums) {
+                                               Accumulator<kTiles, kOctets>& sums) {
   constexpr int kOfStreams = kPartsOf<A>;
-  float top[kRows][kTiles][4] = {};
+  constexpr int kFirsts = kOctets == 1 ? 1 : 2;  // tiles of first parts
+  float top[kTiles][kFirsts][4] = {};
 #pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
-    uint32_t fn[kTiles][kParts][4];
+  for (int s = 0; s < kSteps; ++s) {
+    const int h = s / 2;
+    const int w = s % 2 * 2;
+    uint32_t x[kTiles][2][kOfStreams];
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-#pragma unroll
-      for (int p = 0; p < kParts; ++p) {
-        const Pack pack = parts[j * kTilePacks + (h * kParts + p) * 32 + lane];
-#pragma unroll
-        for (int w = 0; w < 4; ++w) fn[j][p][w] = pack.word[w];
-      }
+    for (int i = 0; i < kTiles; ++i) {
+      streams.x[i][h].words(w, x[i][0]);
+      streams.x[i][h].words(w + 1, x[i][1]);
     }
+    uint32_t masks[2] = {};
     if constexpr (!kWhole) {
-      const Pack mask = mask_of(first + h * 32 + lane % 4 * 8, begin, end);
-#pragma unroll
-      for (int i = 0; i < kTiles * kParts * 4; ++i) {
-        fn[i / (kParts * 4)][i / 4 % kParts][i % 4] &= mask.word[i % 4];
-      }
+      const int64_t at = first + h * 32 + lane % 4 * 8 + w * 2;
+      masks[0] = mask_of(at, begin, end);
+      masks[1] = mask_of(at + 2, begin, end);
     }
+    const auto multiply = [&](float(&sum)[4], const Pack& y, int i, int p) {
+      cuda::multiply_bf16(sum, y.word[0], y.word[1], y.word[2], y.word[3], x[i][0][p], x[i][1][p]);
+    };
 #pragma unroll
-    for (int m = 0; m < kRows; ++m) {
+    for (int f = 0; f < kFnTiles<kOctets>; ++f) {
+      Pack y = fn[(s * kFnTiles<kOctets> + f) * 32 + lane];
+      if constexpr (!kWhole) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-          const float x = streams.x[m][r][h].at(k);
-          sums.square[m][r] = fmaf(x, x, sums.square[m][r]);
-        }
+        for (int i = 0; i < 4; ++i) y.word[i] &= masks[i / 2];
       }
-    }
 #pragma unroll
-    for (int w = 0; w < 4; w += 2) {
-      uint32_t x[kRows][4][kOfStreams];
+      for (int i = 0; i < kTiles; ++i) {
+        if (f < kFirsts) {
+          multiply(top[i][f], y, i, 0);
+          // In the rest first parts are where their second parts are, but for the last octet.
+          constexpr int kLast = Accumulator<kTiles, kOctets>::kRests - 1;
+          float(&rest)[4] = sums.rest[i][f == kFirsts - 1 ? kLast : 0];
 #pragma unroll
-      for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) streams.x[m][i % 2][h].words(w + i / 2, x[m][i]);
-      }
-      const auto multiply = [&](auto& sum, int of_streams, int of_fn) {
-#pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
-#pragma unroll
-          for (int m = 0; m < kRows; ++m) {
-            cuda::multiply_bf16(sum[m][j], x[m][0][of_streams], x[m][1][of_streams],
-                                x[m][2][of_streams], x[m][3][of_streams], fn[j][of_fn][w],
-                                fn[j][of_fn][w + 1]);
+          for (int p = 1; p < kOfStreams; ++p) multiply(rest, y, i, p);
+        } else {
+          constexpr int kLast = Accumulator<kTiles, kOctets>::kRests - 1;
+          float(&rest)[4] = sums.rest[i][f == kFnTiles<kOctets> - 1 ? kLast : 0];
+          multiply(rest, y, i, 0);
+          // Of third parts of fn only the product with first ones counts; where second and third
+          // ones share a tile it comes along.
+          if constexpr (kOfStreams > 1) {
+            if (f == kFirsts || f == kFnTiles<kOctets> - 1) multiply(rest, y, i, 1);
           }
         }
-      };
-      multiply(top, 0, 0);
-      multiply(sums.rest, 0, 1);
-      multiply(sums.rest, 0, 2);
-      if constexpr (kOfStreams > 1) {
-        multiply(sums.rest, 1, 0);
-        multiply(sums.rest, 1, 1);
       }
-      if constexpr (kOfStreams > 2) multiply(sums.rest, 2, 0);
     }
   }
 #pragma unroll
-  for (int m = 0; m < kRows; ++m) {
+  for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
-    for (int i = 0; i < kTiles * 4; ++i) sums.first[m][i / 4][i % 4] += top[m][i / 4][i % 4];
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const float x = streams.x[i][h].at(k);
+        sums.square[i] = fmaf(x, x, sums.square[i]);
+      }
+    }
+#pragma unroll
+    for (int o = 0; o < kOctets; ++o) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) sums.first[i][o][c] += top[i][o / 2][o % 2 * 2 + c];
+    }
   }
 }
 
