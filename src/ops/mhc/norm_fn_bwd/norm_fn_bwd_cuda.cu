@@ -52,8 +52,8 @@ constexpr int kStreamThreads = 128;
 constexpr int kStreamColumns = kStreamThreads * kPair;
 constexpr int kStage = 64;  // tokens whose m is in shared memory
 
-// What the gradients of kTokens tokens are added to, kRow: a row too; loaded as it lies, for it is
-// wanted late.
+// What the gradients of kTokens tokens are added to, kRow: as a composite has it, with a row;
+// loaded as it lies, for it is wanted late.
 template <class A, int kTokens, bool kPairs, bool kRow>
 class Targets {
  public:
@@ -67,16 +67,17 @@ class Targets {
   __device__ __forceinline__ void load(int64_t first, int tokens) {
     if (a_.grad_residual_acc.data != nullptr) streams_.load(first, tokens, of_streams_);
     if constexpr (kRow) {
+      auto row = row_.cursor(first);
+      const float* factor = a_.row_factor.data + first * a_.row_factor.token_stride;
 #pragma unroll
-      for (int u = 0; u < kTokens; ++u) {
+      for (int u = 0; u < kTokens; ++u, row.step(), factor += a_.row_factor.token_stride) {
         if (u >= tokens) continue;
         if (a_.grad_row.is_f32) {
-          of_row_[u] = row_.template load<float>(first + u);
+          of_row_[u] = row.template load<float>();
         } else {
-          const TwoColumns<A> two = row_.template load<A>(first + u);
+          const TwoColumns<A> two = row.template load<A>();
           of_row_[u] = {two.word[0], two.word[sizeof(A) / 2 - 1]};
         }
-        const float* factor = a_.row_factor.data + (first + u) * a_.row_factor.token_stride;
         factor_[u][0] = __ldg(factor + at_.stream[0]);
         if constexpr (!kPairs) factor_[u][1] = __ldg(factor + at_.stream[1]);
       }
@@ -87,10 +88,13 @@ class Targets {
     float2 sum = {};
     if (a_.grad_residual_acc.data != nullptr) {
       sum = of_streams_[u].value();
-      for (int64_t k = 1; k < a_.targets; ++k) {
-        const LanePairs<kPairs> rows(a_.grad_residual_acc, at_, sizeof(A), a_.targets, k);
-        const float2 more = rows.template load<A>(first + u).value();
-        sum = {sum.x + more.x, sum.y + more.y};
+      if constexpr (kRow) {
+#pragma unroll 1
+        for (int64_t k = 1; k < a_.targets; ++k) {
+          const LanePairs<kPairs> rows(a_.grad_residual_acc, at_, sizeof(A), a_.targets, k);
+          const float2 more = rows.cursor(first + u).template load<A>().value();
+          sum = {sum.x + more.x, sum.y + more.y};
+        }
       }
     }
     if constexpr (kRow) {
@@ -178,17 +182,17 @@ __global__ void __launch_bounds__(kStreamThreads, 4)
 #pragma unroll
         for (int u = 0; u < kTokens; ++u) sum[u] = fma_pair(of_token[u], value, sum[u]);
       }
+      auto to = out.cursor(stage + t - a.grad_residual.first_token);
 #pragma unroll
-      for (int u = 0; u < kTokens; ++u) {
+      for (int u = 0; u < kTokens; ++u, to.step()) {
         if (t + u >= tokens) continue;
         sum[u] = fma_pair(2.0f * squares[t + u], x[u].value(), sum[u]);
         const float2 target = targets.value(stage + t, u);
         const float2 grad = {target.x + sum[u].x, target.y + sum[u].y};
-        const int64_t row = stage + t + u - a.grad_residual.first_token;
-        if (a.grad_residual.is_f32) {
-          out.template store<float>(row, grad);
+        if (kRow && a.grad_residual.is_f32) {
+          to.template store<float>(grad);
         } else {
-          out.template store<A>(row, grad);
+          to.template store<A>(grad);
         }
       }
     }
@@ -331,14 +335,11 @@ void launch_grad_streams(const NormFnBackwardArgs& a, int device, void* stream) 
       cuda::launch(kName, device, stream, kernel, dim3(cuda::blocks(blocks())),
                    dim3(kStreamThreads), shared_bytes, a, strips, tokens);
     };
-    static const int together = getenv("EHC_NF") ? atoi(getenv("EHC_NF")) : 8;
     const auto with_row = [&](auto row) {
       if constexpr (pairs()) {
-        if constexpr (!row()) {
-          if (a.mixes == 24 && together == 8) return start(&grad_streams<A, 24, 8, true, row()>);
-        }
-        if (a.mixes == 24) return start(&grad_streams<A, 24, 4, true, row()>);
-        if (a.mixes == 8) return start(&grad_streams<A, 8, 4, true, row()>);
+        constexpr int kTokens = row() ? 4 : 8;
+        if (a.mixes == 24) return start(&grad_streams<A, 24, kTokens, true, row()>);
+        if (a.mixes == 8) return start(&grad_streams<A, 8, kTokens, true, row()>);
       }
       start(&grad_streams<A, 0, 4, pairs(), row()>);
     };

@@ -49,71 +49,95 @@ struct TwoColumns {
 // kPairs: both columns exist and lie side by side on a border of two elements, or there is none.
 template <bool kPairs>
 class LanePairs {
+  static constexpr int kPlaces = kPairs ? 1 : kPair;
+
  public:
   // Elements have `size` bytes; stream i of the place is `i * of_stream + more` of the rows.
   __device__ __forceinline__ LanePairs(const StreamRows& rows, const PairPlace& at, size_t size,
                                        int64_t of_stream = 1, int64_t more = 0)
       : stride_(rows.token_stride * static_cast<int64_t>(size)), count_(at.count) {
 #pragma unroll
-    for (int c = 0; c < (kPairs ? 1 : kPair); ++c) {
+    for (int c = 0; c < kPlaces; ++c) {
       const int64_t stream = at.stream[c] * of_stream + more;
       at_[c] = static_cast<char*>(rows.data) +
                (stream * rows.stream_stride + at.inner[c]) * static_cast<int64_t>(size);
     }
   }
 
-  template <class B>
-  __device__ __forceinline__ TwoColumns<B> load(int64_t token) const {
-    TwoColumns<B> two{};
-    if (count_ == 0) return two;
-    const char* first = at_[0] + token * stride_;
-    if constexpr (kPairs && sizeof(B) == 4) {
-      const uint2 v = *reinterpret_cast<const uint2*>(first);
-      two.word[0] = v.x, two.word[1] = v.y;
-    } else if constexpr (kPairs) {
-      two.word[0] = *reinterpret_cast<const uint32_t*>(first);
-    } else {
+  // The pair of one token, and from there those of the next.
+  class Cursor {
+   public:
+    template <class B>
+    __device__ __forceinline__ TwoColumns<B> load() const {
+      TwoColumns<B> two{};
+      if (count_ == 0) return two;
+      if constexpr (kPairs && sizeof(B) == 4) {
+        const uint2 v = *reinterpret_cast<const uint2*>(at_[0]);
+        two.word[0] = v.x, two.word[1] = v.y;
+      } else if constexpr (kPairs) {
+        two.word[0] = *reinterpret_cast<const uint32_t*>(at_[0]);
+      } else {
 #pragma unroll
-      for (int c = 0; c < kPair; ++c) {
-        if (c >= count_) continue;
-        const uint32_t bits = cuda::bits_of(*reinterpret_cast<const B*>(at_[c] + token * stride_));
-        two.word[sizeof(B) == 4 ? c : 0] |= bits << (sizeof(B) == 4 ? 0 : c * 16);
+        for (int c = 0; c < kPair; ++c) {
+          if (c >= count_) continue;
+          const uint32_t bits = cuda::bits_of(*reinterpret_cast<const B*>(at_[c]));
+          two.word[sizeof(B) == 4 ? c : 0] |= bits << (sizeof(B) == 4 ? 0 : c * 16);
+        }
+      }
+      return two;
+    }
+    template <class B>
+    __device__ __forceinline__ void store(float2 x) const {
+      const TwoColumns<B> two = TwoColumns<B>::of(x);
+      if (count_ == 0) return;
+      if constexpr (kPairs && sizeof(B) == 4) {
+        *reinterpret_cast<uint2*>(at_[0]) = {two.word[0], two.word[1]};
+      } else if constexpr (kPairs) {
+        *reinterpret_cast<uint32_t*>(at_[0]) = two.word[0];
+      } else {
+#pragma unroll
+        for (int c = 0; c < kPair; ++c) {
+          if (c >= count_) continue;
+          if constexpr (sizeof(B) == 4) {
+            *reinterpret_cast<uint32_t*>(at_[c]) = two.word[c];
+          } else {
+            *reinterpret_cast<uint16_t*>(at_[c]) = static_cast<uint16_t>(two.word[0] >> (c * 16));
+          }
+        }
       }
     }
-    return two;
-  }
+    __device__ __forceinline__ void step() {
+#pragma unroll
+      for (int c = 0; c < kPlaces; ++c) at_[c] += stride_;
+    }
+
+   private:
+    friend class LanePairs;
+    __device__ __forceinline__ Cursor(const LanePairs& rows, int64_t token)
+        : stride_(rows.stride_), count_(rows.count_) {
+#pragma unroll
+      for (int c = 0; c < kPlaces; ++c) at_[c] = rows.at_[c] + token * rows.stride_;
+    }
+
+    char* at_[kPlaces];
+    int64_t stride_;
+    int count_;
+  };
+
+  __device__ __forceinline__ Cursor cursor(int64_t token) const { return Cursor(*this, token); }
   // Of the tokens from `first` on, of which `tokens` exist.
   template <class B, int kCount>
   __device__ __forceinline__ void load(int64_t first, int tokens,
                                        TwoColumns<B> (&to)[kCount]) const {
+    Cursor row = cursor(first);
 #pragma unroll
-    for (int u = 0; u < kCount; ++u) to[u] = u < tokens ? load<B>(first + u) : TwoColumns<B>{};
-  }
-  template <class B>
-  __device__ __forceinline__ void store(int64_t token, float2 x) const {
-    const TwoColumns<B> two = TwoColumns<B>::of(x);
-    if (count_ == 0) return;
-    char* first = at_[0] + token * stride_;
-    if constexpr (kPairs && sizeof(B) == 4) {
-      *reinterpret_cast<uint2*>(first) = {two.word[0], two.word[1]};
-    } else if constexpr (kPairs) {
-      *reinterpret_cast<uint32_t*>(first) = two.word[0];
-    } else {
-#pragma unroll
-      for (int c = 0; c < kPair; ++c) {
-        if (c >= count_) continue;
-        char* to = at_[c] + token * stride_;
-        if constexpr (sizeof(B) == 4) {
-          *reinterpret_cast<uint32_t*>(to) = two.word[c];
-        } else {
-          *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(two.word[0] >> (c * 16));
-        }
-      }
+    for (int u = 0; u < kCount; ++u, row.step()) {
+      to[u] = u < tokens ? row.template load<B>() : TwoColumns<B>{};
     }
   }
 
  private:
-  char* at_[kPairs ? 1 : kPair];
+  char* at_[kPlaces];
   int64_t stride_;
   int count_;
 };
