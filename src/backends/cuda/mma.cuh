@@ -92,6 +92,13 @@ __device__ __forceinline__ void copy_async(Pack* shared, const Pack* global) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
+// Zeros where there is nothing to copy; `global` must be an address all the same.
+__device__ __forceinline__ void copy_async_or_zero(void* shared, const void* global, bool exists) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+               "r"(exists ? 16 : 0)
+               : "memory");
+}
 __device__ __forceinline__ void copy_async(float* shared, const float* global) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");

@@ -1,15 +1,17 @@
 // The matrix product on tensor cores (sm_80+): sum over k of x[i,k] y[j,k], for operands that lie
 // along k or across it.
 //
-// A block makes a tile of sums, its operands go through two buffers of shared memory, and what
-// comes next is on its way in registers meanwhile. bf16 and f16 are exact factors; fp32 is cut
+// A block makes a tile of sums. Its operands go through buffers of shared memory, which are filled
+// some steps ahead; what must be cut into parts, or does not lie on borders of 16 bytes, goes
+// through registers a step ahead. bf16 and f16 are exact factors; fp32 is cut
 // into three bf16 parts, of whose nine products the six largest count. Tensor cores cut off what
 // they add, so sums start from zero every 64 values of k and are then added in fp32. A sum's order
 // depends on the type and on how many k there are.
 #pragma once
 
-#include "backends/cuda/launch.cuh"
+#include "backends/cuda/large_shared.cuh"
 #include "backends/cuda/mma.cuh"
+#include "core/float_formats.h"
 
 namespace ehc::cuda {
 
@@ -54,6 +56,19 @@ __device__ __forceinline__ Pack load_pack_of(const Operand& x, int64_t outer, in
   return pack;
 }
 
+// Rounded once; in one access where they lie on a border of two elements.
+__device__ __forceinline__ void store_two(void* data, DType type, int64_t at, float first,
+                                          float second) {
+  const auto address = reinterpret_cast<uintptr_t>(data) + at * (type == DType::f32 ? 4 : 2);
+  if (type == DType::f32 || address % 4 != 0) {
+    store_float(data, type, at, first);
+    store_float(data, type, at + 1, second);
+    return;
+  }
+  *reinterpret_cast<uint32_t*>(address) =
+      type == DType::f16 ? round_two<F16>(first, second) : round_two<Bf16>(first, second);
+}
+
 // --- a tile of an operand in shared memory ---
 
 template <class A>
@@ -67,6 +82,11 @@ struct ProductShape {
   static constexpr int kRowTiles = kTile / kWarpsDown / 16;
   static constexpr int kColumnTiles = kTile / kWarpsAcross / 8;
   static constexpr int kPromoted = 64 / kDepth;  // steps until sums are added in fp32
+  // Can packs be copied as they are? Buffers of shared memory then.
+  template <bool kVector>
+  static constexpr bool kCopies = kVector && !kIsF32;
+  template <bool kVector>
+  static constexpr int kBuffers = kCopies<kVector> ? 4 : 2;
 };
 
 // kAcross: k is the outer index. Rows are padded so that matrices are read without conflicts.
@@ -82,19 +102,54 @@ struct OperandTile {
 
   alignas(16) uint16_t element[Shape::kParts][kOuter][kPitch];
 
-  // The packs of a thread, of the tile whose first row is `first` and first depth `k`.
+  // Where a thread's packs come from: of the two indices only k moves.
   template <bool kVector>
-  __device__ static void load(const Operand& x, int64_t first, int64_t k,
-                              Pack (&packs)[kOfThread]) {
-    const int64_t outer = kAcross ? k : first;
-    const int64_t inner = kAcross ? first : k;
+  class Source {
+   public:
+    __device__ __forceinline__ Source(const Operand& x, int64_t first) : x_(x) {
 #pragma unroll
-    for (int p = 0; p < kOfThread; ++p) {
-      const int at = p * Shape::kThreads + static_cast<int>(threadIdx.x);
-      packs[p] =
-          load_pack_of<kVector, A>(x, outer + at / kRowPacks, inner + at % kRowPacks * kWidth<A>);
+      for (int p = 0; p < kOfThread; ++p) {
+        const int at = p * Shape::kThreads + static_cast<int>(threadIdx.x);
+        const int row = at / kRowPacks;
+        const int column = at % kRowPacks * kWidth<A>;
+        rest_[p] = first + (kAcross ? column : row);
+        depth_[p] = kAcross ? row : column;
+        exists_[p] = rest_[p] < (kAcross ? x.inner : x.outer);
+        if (!exists_[p]) rest_[p] = 0;
+        from_[p] = static_cast<const A*>(x.data) +
+                   (kAcross ? x.offset_of_inner(rest_[p]) : x.offset_of_outer(rest_[p]));
+      }
     }
-  }
+    // Through registers.
+    __device__ __forceinline__ void load(int64_t k, Pack (&packs)[kOfThread]) const {
+#pragma unroll
+      for (int p = 0; p < kOfThread; ++p) {
+        packs[p] = {};
+        if (!exists_[p]) continue;
+        const int64_t at = k + depth_[p];
+        packs[p] = kAcross ? load_pack_of<kVector, A>(x_, at, rest_[p])
+                           : load_pack_of<kVector, A>(x_, rest_[p], at);
+      }
+    }
+    __device__ __forceinline__ void copy(int64_t k, OperandTile& to) const {
+#pragma unroll
+      for (int p = 0; p < kOfThread; ++p) {
+        const int at = p * Shape::kThreads + static_cast<int>(threadIdx.x);
+        const int64_t depth = k + depth_[p];
+        const bool exists = exists_[p] && depth < (kAcross ? x_.outer : x_.inner);
+        const int64_t offset = kAcross ? x_.offset_of_outer(depth) : x_.offset_of_inner(depth);
+        copy_async_or_zero(&to.element[0][at / kRowPacks][at % kRowPacks * kWidth<A>],
+                           exists ? from_[p] + offset : x_.data, exists);
+      }
+    }
+
+   private:
+    const Operand& x_;
+    const A* from_[kOfThread];
+    int64_t rest_[kOfThread];
+    int depth_[kOfThread];
+    bool exists_[kOfThread];
+  };
   __device__ void store(const Pack (&packs)[kOfThread]) {
 #pragma unroll
     for (int p = 0; p < kOfThread; ++p) {
@@ -159,8 +214,11 @@ __global__ void __launch_bounds__(ProductShape<A>::kThreads)
   using TileY = OperandTile<A, kYAcross>;
   constexpr int kRows = Shape::kRowTiles;
   constexpr int kColumns = Shape::kColumnTiles;
-  __shared__ TileX tile_x[2];
-  __shared__ TileY tile_y[2];
+  constexpr int kBuffers = Shape::template kBuffers<kVector>;
+  constexpr bool kCopies = Shape::template kCopies<kVector>;
+  extern __shared__ float4 shared[];
+  TileX* tile_x = reinterpret_cast<TileX*>(shared);
+  TileY* tile_y = reinterpret_cast<TileY*>(tile_x + kBuffers);
   const int64_t first_row = blockIdx.x % row_tiles * Shape::kTile;
   const int64_t first_column = blockIdx.x / row_tiles * Shape::kTile;
   const int warp = threadIdx.x / 32;
@@ -168,10 +226,27 @@ __global__ void __launch_bounds__(ProductShape<A>::kThreads)
   const int warp_column = warp / Shape::kWarpsDown * kColumns * 8;
   const int64_t steps = (depth + Shape::kDepth - 1) / Shape::kDepth;
 
-  Pack next_x[TileX::kOfThread], next_y[TileY::kOfThread];
+  const typename TileX::template Source<kVector> source_x(x, first_row);
+  const typename TileY::template Source<kVector> source_y(y, first_column);
+  Pack next_x[kCopies ? 1 : TileX::kOfThread], next_y[kCopies ? 1 : TileY::kOfThread];
   const auto load = [&](int64_t step) {
-    TileX::template load<kVector>(x, first_row, step * Shape::kDepth, next_x);
-    TileY::template load<kVector>(y, first_column, step * Shape::kDepth, next_y);
+    if constexpr (!kCopies) {
+      source_x.load(step * Shape::kDepth, next_x);
+      source_y.load(step * Shape::kDepth, next_y);
+    }
+  };
+  const auto keep = [&](int64_t step) {
+    if constexpr (!kCopies) {
+      tile_x[step % kBuffers].store(next_x);
+      tile_y[step % kBuffers].store(next_y);
+    }
+  };
+  const auto copy = [&](int64_t step) {
+    if (step < steps) {
+      source_x.copy(step * Shape::kDepth, tile_x[step % kBuffers]);
+      source_y.copy(step * Shape::kDepth, tile_y[step % kBuffers]);
+    }
+    end_of_copies();
   };
   float sum[kRows][kColumns][4] = {};
   float top[kRows][kColumns][4] = {};
@@ -191,16 +266,22 @@ __global__ void __launch_bounds__(ProductShape<A>::kThreads)
       of_top = 0;
     }
   };
-  if (steps > 0) {
+  if constexpr (kCopies) {
+    for (int step = 0; step < kBuffers - 1; ++step) copy(step);
+  } else if (steps > 0) {
     load(0);
-    tile_x[0].store(next_x);
-    tile_y[0].store(next_y);
+    keep(0);
   }
-  __syncthreads();
   for (int64_t step = 0; step < steps; ++step) {
-    if (step + 1 < steps) load(step + 1);
-    const TileX& of_x = tile_x[step % 2];
-    const TileY& of_y = tile_y[step % 2];
+    if constexpr (kCopies) wait_for_copies<kBuffers - 2>();
+    __syncthreads();  // this step is there, and the one before it used up
+    if constexpr (kCopies) {
+      copy(step + kBuffers - 1);
+    } else if (step + 1 < steps) {
+      load(step + 1);
+    }
+    const TileX& of_x = tile_x[step % kBuffers];
+    const TileY& of_y = tile_y[step % kBuffers];
 #pragma unroll
     for (int k = 0; k < Shape::kDepth; k += 16) {
       uint32_t a[Shape::kParts][kRows][4], b[Shape::kParts][kColumns / 2][4];
@@ -231,11 +312,7 @@ __global__ void __launch_bounds__(ProductShape<A>::kThreads)
       }
     }
     if ((step + 1) % Shape::kPromoted == 0) promote();
-    if (step + 1 < steps) {
-      tile_x[(step + 1) % 2].store(next_x);
-      tile_y[(step + 1) % 2].store(next_y);
-    }
-    __syncthreads();
+    if (!kCopies && step + 1 < steps) keep(step + 1);
   }
   promote();
   const int lane = threadIdx.x % 32;
@@ -266,14 +343,17 @@ void launch_product(const char* name, int device, void* stream, const Operand& x
   const int64_t row_tiles = (rows + kTile - 1) / kTile;
   const int64_t tiles = row_tiles * ((columns + kTile - 1) / kTile);
   if (tiles == 0) return;
-  const auto start = [&](auto kernel) {
-    launch(name, device, stream, kernel, dim3(blocks(tiles)), dim3(ProductShape<A>::kThreads), 0, x,
-           y, rows, columns, depth, row_tiles, store);
+  const auto start = [&](auto kernel, auto vector) {
+    constexpr size_t kShared =
+        (sizeof(OperandTile<A, kXAcross>) + sizeof(OperandTile<A, kYAcross>)) *
+        ProductShape<A>::template kBuffers<vector()>;
+    launch_large(name, device, stream, kernel, dim3(blocks(tiles)), dim3(ProductShape<A>::kThreads),
+                 kShared, x, y, rows, columns, depth, row_tiles, store);
   };
   if (x.has_packs(kWidth<A>) && y.has_packs(kWidth<A>)) {
-    start(&product_kernel<A, kXAcross, kYAcross, true, Store>);
+    start(&product_kernel<A, kXAcross, kYAcross, true, Store>, std::true_type{});
   } else {
-    start(&product_kernel<A, kXAcross, kYAcross, false, Store>);
+    start(&product_kernel<A, kXAcross, kYAcross, false, Store>, std::false_type{});
   }
 }
 

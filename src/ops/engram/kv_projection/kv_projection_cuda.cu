@@ -19,14 +19,20 @@ struct Store {
 
   __device__ __forceinline__ void operator()(int64_t t, int64_t column, float first,
                                              float second) const {
-    put(t, column, first);
-    if (column + 1 < a.branches * a.width) put(t, column + 1, second);
-  }
-  __device__ __forceinline__ void put(int64_t t, int64_t column, float sum) const {
     const int64_t j = static_cast<uint32_t>(column) / static_cast<uint32_t>(a.width);
     const int64_t i = column - j * a.width;
-    if (a.bias != nullptr) sum += load_float(a.bias, a.type, j * a.bias_stride + i);
-    store_float(a.kv, a.type, t * a.kv_token_stride + j * a.kv_stride + i, sum);
+    const int64_t at = t * a.kv_token_stride + j * a.kv_stride + i;
+    if (i + 1 == a.width) {  // the next one, if there is one, is in another branch
+      store_float(a.kv, a.type, at, with_bias(j, i, first));
+      if (j + 1 == a.branches) return;
+      store_float(a.kv, a.type, t * a.kv_token_stride + (j + 1) * a.kv_stride,
+                  with_bias(j + 1, 0, second));
+      return;
+    }
+    cuda::store_two(a.kv, a.type, at, with_bias(j, i, first), with_bias(j, i + 1, second));
+  }
+  __device__ __forceinline__ float with_bias(int64_t j, int64_t i, float sum) const {
+    return a.bias == nullptr ? sum : sum + load_float(a.bias, a.type, j * a.bias_stride + i);
   }
 };
 

@@ -22,9 +22,9 @@ struct StoreEmbedding {
 
   __device__ __forceinline__ void operator()(int64_t t, int64_t e, float first,
                                              float second) const {
-    store_float(a.grad_embedding, a.type, t * a.grad_embedding_stride + e, first);
-    if (e + 1 >= a.depth) return;
-    store_float(a.grad_embedding, a.type, t * a.grad_embedding_stride + e + 1, second);
+    const int64_t at = t * a.grad_embedding_stride + e;
+    if (e + 1 < a.depth) return cuda::store_two(a.grad_embedding, a.type, at, first, second);
+    store_float(a.grad_embedding, a.type, at, first);
   }
 };
 

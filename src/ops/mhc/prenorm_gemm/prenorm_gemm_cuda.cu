@@ -5,18 +5,20 @@
 //
 // Bytes: x once, 6*M*K for 256 tokens (from L2), 4*S*G*(M+1) written a token; 10*M*K to prepare.
 // Algorithm: fn is first cut into three bf16 parts, which are laid out as lanes want them. A warp
-// takes 32 tokens (16 of F16 and F32, which have parts too) and 24 mixes; it reads x straight into
-// registers, two blocks of 64 columns ahead; tokens are the columns of the tensor cores' tiles, so
-// that what a load brings is an operand. The parts come through shared memory for
-// all warps of the block. Where the splits alone leave processors idle, a split is cut further;
-// those sums go to the workspace and a second kernel adds them.
+// takes 32 tokens (16 of F16 and F32, which have parts too) and 24 mixes; tokens are the columns of
+// the tensor cores' tiles, so that 16 bytes of a row are operands of two steps. x, for each warp
+// alone, and the parts, for all warps of the block, are copied into shared memory some blocks of 64
+// columns ahead. Where the splits alone leave processors idle, a split is cut further; those sums
+// go to the workspace and a second kernel adds them.
 // Accuracy: tensor cores cut off what they add, so products of first parts are summed over 64
 // columns at a time and then added in fp32. The others, which are 2^8 smaller, go on over a chunk
 // of 512 columns. An infinity makes them NaN: then the sum of the first parts is the answer.
+//
 // Class B: chunks are added in the tree of pairwise_sum, of which every block makes a whole node;
 // so no bit depends on how splits are cut, nor on a token's neighbours.
 #include <algorithm>
 
+#include "backends/cuda/large_shared.cuh"
 #include "core/float_formats.h"
 #include "core/workspace.h"
 #include "ops/mhc/shared/pairwise_sum.h"
@@ -29,7 +31,8 @@ using namespace prenorm;
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kStages = 4;  // blocks of parts in shared memory
+constexpr int kWarps = kThreads / 32;
+constexpr int kMostStages = 4;  // blocks of columns in shared memory, 2 at least
 
 // --- how a call is cut ---
 
@@ -154,23 +157,38 @@ __device__ __forceinline__ void store_sums(const PrenormGemmArgs& a, const Sums&
   }
 }
 
+// Packs of a stage: of fn, and of the streams of all warps.
+template <class A, bool kWhole, int kOctets>
+inline constexpr int kStagePacks = kBlockPacks<kOctets> +
+                                   (kWhole ? kWarps * StreamStage<A, kTokenTiles<A, kWhole>>::kPacks
+                                           : 0);
+
+// Until all copies but those of the last `stages - 2` blocks are there.
+__device__ __forceinline__ void wait_for_stage(int stages) {
+  if (stages >= 4) return cuda::wait_for_copies<2>();
+  if (stages == 3) return cuda::wait_for_copies<1>();
+  cuda::wait_for_copies<0>();
+}
+
 template <class A, bool kWhole, int kOctets>
 __global__ void __launch_bounds__(kThreads, 1)
     prenorm_gemm(const __grid_constant__ PrenormGemmArgs a, const __grid_constant__ Cut cut,
-                 const __grid_constant__ Sums to, const Pack* fn) {
+                 const __grid_constant__ Sums to, const Pack* fn, int stages) {
   constexpr int kTiles = kTokenTiles<A, kWhole>;
-  constexpr int kPacks = kBlockPacks<kOctets>;
-  constexpr int kAhead = kWhole ? 2 : 1;  // blocks of streams in registers
-  __shared__ Pack stage[kStages][kPacks];
+  constexpr int kFnPacks = kBlockPacks<kOctets>;
+  using Stage = StreamStage<A, kTiles>;
+  extern __shared__ float4 shared[];
+  Pack* of_fn = reinterpret_cast<Pack*>(shared);  // [stages, kFnPacks]
   const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  Pack* of_streams = of_fn + stages * kFnPacks + warp * Stage::kPacks;  // [stages, warps, kPacks]
   int64_t index = blockIdx.x;
   const auto next_part = [&](int64_t count) {
     const int64_t part = index % count;
     index /= count;
     return part;
   };
-  const int64_t token =
-      (next_part(cut.token_blocks) * (kThreads / 32) + threadIdx.x / 32) * (kTiles * kOctet);
+  const int64_t token = (next_part(cut.token_blocks) * kWarps + warp) * (kTiles * kOctet);
   const int64_t mix_group = next_part(cut.mix_groups);
   const int64_t node = next_part(cut.nodes);
   const int64_t group = next_part(a.groups);
@@ -186,51 +204,53 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t first_block = begin / kBlockColumns;
   const int blocks =
       end > begin ? static_cast<int>((end + kBlockColumns - 1) / kBlockColumns - first_block) : 0;
-  const Pack* from = fn + (mix_group * cut.column_blocks + first_block) * kPacks;
+  const Pack* from = fn + (mix_group * cut.column_blocks + first_block) * kFnPacks;
 
-  const auto fetch = [&](int block) {
+  const bool works = token < a.sizes.tokens;
+  using Streams = std::conditional_t<kWhole, WholeStreams<A, kTiles>, AnyStreams<A, kTiles>>;
+  const Streams streams(a, token, lane);
+  const auto fetch = [&](int block, int slot) {
     if (block < blocks) {
-      const Pack* of_block = from + static_cast<int64_t>(block) * kPacks;
+      const Pack* of_block = from + static_cast<int64_t>(block) * kFnPacks;
 #pragma unroll
-      for (int i = 0; i < (kPacks + kThreads - 1) / kThreads; ++i) {
+      for (int i = 0; i < (kFnPacks + kThreads - 1) / kThreads; ++i) {
         const int at = i * kThreads + static_cast<int>(threadIdx.x);
-        if (at < kPacks) cuda::copy_async(&stage[block % kStages][at], of_block + at);
+        if (at < kFnPacks) cuda::copy_async(of_fn + slot * kFnPacks + at, of_block + at);
+      }
+      if constexpr (kWhole) {
+        if (works) {
+          streams.copy((first_block + block) * kBlockColumns,
+                       of_streams + slot * (kWarps * Stage::kPacks));
+        }
       }
     }
     cuda::end_of_copies();
   };
-  for (int block = 0; block < kStages - 1; ++block) fetch(block);
+  for (int block = 0; block < stages - 1; ++block) fetch(block, block);
 
-  const bool works = token < a.sizes.tokens;
-  const Streams<A, kWhole, kTiles> rows(a, token, lane);
-  BlockOfStreams<A, kTiles> streams[kAhead];
-  const auto load = [&](int block, BlockOfStreams<A, kTiles>& x) {
-    if (works && block < blocks) rows.load((first_block + block) * kBlockColumns, begin, end, x);
-  };
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) load(i, streams[i]);
   using WarpSums = Accumulator<kTiles, kOctets>;
   WarpSums sums;
   ChunkTree<WarpSums::kCount> tree;
   sums.clear();
-  for (int b = 0; b < blocks; b += kAhead) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int block = b + i;
-      if (block >= blocks) break;
-      cuda::wait_for_copies<kStages - 2>();
-      __syncthreads();  // the block is there, and the one before it used up
-      fetch(block + kStages - 1);
-      if (!works) continue;
-      const int64_t first = (first_block + block) * kBlockColumns;
-      multiply_block<A, kWhole>(streams[i], stage[block % kStages], lane, first, begin, end, sums);
-      load(block + kAhead, streams[i]);
-      const auto done = static_cast<uint32_t>(first - origin) + kBlockColumns;
-      if (done % kChunkColumns != 0 && block + 1 < blocks) continue;
-      sums.add_rest();
-      tree.push(static_cast<int>((done - kBlockColumns) / kChunkColumns), sums);
-      sums.clear();
+  int slot = 0;
+  for (int block = 0; block < blocks; ++block, slot = slot + 1 == stages ? 0 : slot + 1) {
+    wait_for_stage(stages);
+    __syncthreads();  // the block is there, and the one before it used up
+    fetch(block + stages - 1, slot == 0 ? stages - 1 : slot - 1);
+    if (!works) continue;
+    const int64_t first = (first_block + block) * kBlockColumns;
+    BlockOfStreams<A, kTiles> x;
+    if constexpr (kWhole) {
+      streams.load(of_streams + slot * (kWarps * Stage::kPacks), x);
+    } else {
+      streams.load(first, begin, end, x);
     }
+    multiply_block<A, kWhole>(x, of_fn + slot * kFnPacks, lane, first, begin, end, sums);
+    const auto done = static_cast<uint32_t>(first - origin) + kBlockColumns;
+    if (done % kChunkColumns != 0 && block + 1 < blocks) continue;
+    sums.add_rest();
+    tree.push(static_cast<int>((done - kBlockColumns) / kChunkColumns), sums);
+    sums.clear();
   }
   if (!works) return;
   tree.finish(sums);
@@ -298,14 +318,19 @@ void prenorm_gemm_cuda(const PrenormGemmArgs& a, void* workspace, int device, vo
       cuda::blocks(cut.token_blocks * cut.mix_groups * cut.nodes * a.groups * a.splits));
   cuda::with_activation(a.sizes.activation, [&](auto activation) {
     using A = decltype(activation);
-    const auto start = [&](auto kernel) {
-      cuda::launch(kName, device, stream, kernel, grid, dim3(kThreads), 0, a, cut, to, fn);
+    const auto start = [&](auto whole, auto octets) {
+      constexpr size_t kStage = kStagePacks<A, whole(), octets()> * sizeof(Pack);
+      const auto fit = static_cast<int>(cuda::most_shared_bytes(kName, device) / kStage);
+      const int stages = std::clamp(fit, 2, kMostStages);
+      cuda::launch_large(kName, device, stream, &prenorm_gemm<A, whole(), octets()>, grid,
+                         dim3(kThreads), kStage * static_cast<size_t>(stages), a, cut, to, fn,
+                         stages);
     };
-    if (cut.whole) {
-      cut.octets == 1 ? start(&prenorm_gemm<A, true, 1>) : start(&prenorm_gemm<A, true, 3>);
-    } else {
-      cut.octets == 1 ? start(&prenorm_gemm<A, false, 1>) : start(&prenorm_gemm<A, false, 3>);
-    }
+    const auto with_octets = [&](auto whole) {
+      cut.octets == 1 ? start(whole, std::integral_constant<int, 1>{})
+                      : start(whole, std::integral_constant<int, 3>{});
+    };
+    cut.whole ? with_octets(std::true_type{}) : with_octets(std::false_type{});
   });
   if (cut.nodes == 1) return;
   cuda::launch_each(kName, device, stream, a.splits * a.sizes.tokens * a.groups * (a.mixes + 1),

@@ -86,37 +86,88 @@ struct BlockOfStreams {
   Eight<A> x[kTiles][kHalves];  // of token l/4 of every tile
 };
 
-// kWhole: a token's streams lie side by side, rows move 16 bytes at a time, blocks are whole.
-template <class A, bool kWhole, int kTiles>
-class Streams {
+// A warp's block as it comes through shared memory: [tokens, pieces of 16 bytes], where
+// neighbouring rows have their pieces in another order, so that lanes meet no conflicts.
+template <class A, int kTiles>
+struct StreamStage {
+  static constexpr int kPieces = kBlockColumns / kWidth<A>;
+  static constexpr int kPacks = kTiles * kOctet * kPieces;
+  static constexpr int kFlip = kPieces == 8 ? 4 : 1;
+
+  __device__ __forceinline__ static int place(int row, int piece) {
+    return row * kPieces + (piece ^ (row % 2 * kFlip));
+  }
+};
+
+// For rows whose streams lie side by side, on borders of 16 bytes, and whole blocks.
+template <class A, int kTiles>
+class WholeStreams {
+  using Stage = StreamStage<A, kTiles>;
+  static constexpr int kRows = 32 / Stage::kPieces;  // that a warp copies at a time
+
  public:
-  __device__ __forceinline__ Streams(const PrenormGemmArgs& a, int64_t token, int lane) : a_(a) {
-    first_ = lane % 4 * 8;
+  __device__ __forceinline__ WholeStreams(const PrenormGemmArgs& a, int64_t token, int lane)
+      : lane_(lane), tokens_(a.sizes.tokens - token - lane / Stage::kPieces) {
+    row_ = row_of<const A>(a.residual, token + lane / Stage::kPieces) +
+           lane % Stage::kPieces * kWidth<A>;
+    step_ = kRows * a.residual.token_stride;
+    safe_ = a.residual.data;
+  }
+
+  __device__ __forceinline__ void copy(int64_t at, Pack* stage) const {
+    const A* from = row_ + at;
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      // Rows beyond the last token repeat it; nobody wants their sums.
-      const int64_t t = min(token + i * kOctet + lane / 4, a.sizes.tokens - 1);
-      row_[i] = row_of<const A>(a.residual, t) + (kWhole ? first_ : 0);
+    for (int i = 0; i < Stage::kPacks / 32; ++i, from += step_) {
+      const int row = i * kRows + lane_ / Stage::kPieces;
+      const bool exists = i * kRows < tokens_;
+      cuda::copy_async_or_zero(stage + Stage::place(row, lane_ % Stage::kPieces),
+                               exists ? from : safe_, exists);
     }
   }
+  __device__ __forceinline__ void load(const Pack* stage, BlockOfStreams<A, kTiles>& to) const {
+    constexpr int kPacks = Eight<A>::kPacks;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          to.x[i][h].pack[p] =
+              stage[Stage::place(i * kOctet + lane_ / 4, (h * 4 + lane_ % 4) * kPacks + p)];
+        }
+      }
+    }
+  }
+
+ private:
+  int lane_;
+  int64_t tokens_;  // from the lane's first row on
+  const A* row_;
+  int64_t step_;
+  const void* safe_;
+};
+
+// For all others, element by element.
+template <class A, int kTiles>
+class AnyStreams {
+ public:
+  __device__ __forceinline__ AnyStreams(const PrenormGemmArgs& a, int64_t token, int lane)
+      : a_(a), token_(token), lane_(lane) {}
 
   // The block from column `at` on; what is outside [begin, end) is zero.
   __device__ __forceinline__ void load(int64_t at, int64_t begin, int64_t end,
                                        BlockOfStreams<A, kTiles>& to) const {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const A* whole = row_[i] + at;
+      // Rows beyond the last token repeat it; nobody wants their sums.
+      const int64_t t = min(token_ + i * kOctet + lane_ / 4, a_.sizes.tokens - 1);
+      const A* row = row_of<const A>(a_.residual, t);
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
         for (int p = 0; p < Eight<A>::kPacks; ++p) {
-          const int k = h * 32 + p * kWidth<A>;
-          Pack& pack = to.x[i][h].pack[p];
-          if constexpr (kWhole) {
-            pack = cuda::load_once(whole + k);
-          } else {
-            pack = load_some(row_[i], at + first_ + k, begin, end);
-          }
+          const int64_t first = at + h * 32 + lane_ % 4 * 8 + p * kWidth<A>;
+          to.x[i][h].pack[p] = load_some(row, first, begin, end);
         }
       }
     }
@@ -139,8 +190,8 @@ class Streams {
   }
 
   const PrenormGemmArgs& a_;
-  const A* row_[kTiles];
-  int first_;
+  int64_t token_;
+  int lane_;
 };
 
 // --- sums of a warp ---
