@@ -33,6 +33,13 @@ struct Operand {
     const auto at = static_cast<uint32_t>(i), count = static_cast<uint32_t>(inner_count);
     return at / count * inner_block + at % count;
   }
+  // The same where blocks turn out to follow each other.
+  [[nodiscard]] Operand flattened() const {
+    Operand x = *this;
+    if (outer_block == outer_count * outer_stride) x.outer_count = outer;
+    if (inner_block == inner_count) x.inner_count = inner;
+    return x;
+  }
   // Do packs of `width` elements lie on borders of 16 bytes, all in one block?
   [[nodiscard]] bool has_packs(int width) const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && outer_stride % width == 0 &&
@@ -77,8 +84,8 @@ struct ProductShape {
   static constexpr int kParts = kIsF32 ? 3 : 1;
   static constexpr int kTile = kIsF32 ? 64 : 128;  // rows and columns of a block
   static constexpr int kDepth = kIsF32 ? 16 : 32;  // k at a time
-  static constexpr int kThreads = 256;
-  static constexpr int kWarpsDown = 2, kWarpsAcross = 4;
+  static constexpr int kWarpsDown = kIsF32 ? 2 : 4, kWarpsAcross = 4;
+  static constexpr int kThreads = kWarpsDown * kWarpsAcross * 32;
   static constexpr int kRowTiles = kTile / kWarpsDown / 16;
   static constexpr int kColumnTiles = kTile / kWarpsAcross / 8;
   static constexpr int kPromoted = 64 / kDepth;  // steps until sums are added in fp32
@@ -343,14 +350,15 @@ void launch_product(const char* name, int device, void* stream, const Operand& x
   const int64_t row_tiles = (rows + kTile - 1) / kTile;
   const int64_t tiles = row_tiles * ((columns + kTile - 1) / kTile);
   if (tiles == 0) return;
+  const Operand operands[] = {x.flattened(), y.flattened()};
   const auto start = [&](auto kernel, auto vector) {
     constexpr size_t kShared =
         (sizeof(OperandTile<A, kXAcross>) + sizeof(OperandTile<A, kYAcross>)) *
         ProductShape<A>::template kBuffers<vector()>;
     launch_large(name, device, stream, kernel, dim3(blocks(tiles)), dim3(ProductShape<A>::kThreads),
-                 kShared, x, y, rows, columns, depth, row_tiles, store);
+                 kShared, operands[0], operands[1], rows, columns, depth, row_tiles, store);
   };
-  if (x.has_packs(kWidth<A>) && y.has_packs(kWidth<A>)) {
+  if (operands[0].has_packs(kWidth<A>) && operands[1].has_packs(kWidth<A>)) {
     start(&product_kernel<A, kXAcross, kYAcross, true, Store>, std::true_type{});
   } else {
     start(&product_kernel<A, kXAcross, kYAcross, false, Store>, std::false_type{});

@@ -222,6 +222,10 @@ __global__ void __launch_bounds__(kFnThreads, 2)
   const PairPlace at = place_of(a, group, strip * kFnColumns + lane * kPair);
   const LanePairs<kPairs> rows(a.residual, at, sizeof(A));
   float* of_warp = reinterpret_cast<float*>(room[warp]);
+  // Does m move 16 bytes at a time?
+  const bool has_packs = first_mix + kMixes <= a.mixes && a.grad_mul.token_stride % 4 == 0 &&
+                         a.grad_mul.group_stride % 4 == 0 &&
+                         reinterpret_cast<uintptr_t>(a.grad_mul.data) % 16 == 0;
   float total[kOfThread] = {};
   const int64_t chunks = (a.sizes.tokens + kNormFnTokens - 1) / kNormFnTokens;
 
@@ -229,14 +233,23 @@ __global__ void __launch_bounds__(kFnThreads, 2)
     const int64_t first = (round + warp) * kNormFnTokens;
     const int tokens =
         static_cast<int>(max(int64_t{0}, min(kNormFnTokens, a.sizes.tokens - first)));
-    for (int i = lane; i < tokens * kMixes; i += kWarp) {
-      const int64_t j = first_mix + i % kMixes;
-      const float* m = a.grad_mul.data + (first + i / kMixes) * a.grad_mul.token_stride +
-                       group * a.grad_mul.group_stride + j;
-      if (j < a.mixes) {
-        cuda::copy_async(&of_warp[i], m);
-      } else {
-        of_warp[i] = 0;
+    const float* m = a.grad_mul.data + first * a.grad_mul.token_stride +
+                     group * a.grad_mul.group_stride + first_mix;
+    if (has_packs) {
+      constexpr int kPacks = kMixes / 4;  // of a token
+      for (int i = lane; i < tokens * kPacks; i += kWarp) {
+        cuda::copy_async(
+            reinterpret_cast<Pack*>(of_warp) + i,
+            reinterpret_cast<const Pack*>(m + i / kPacks * a.grad_mul.token_stride) + i % kPacks);
+      }
+    } else {
+      for (int i = lane; i < tokens * kMixes; i += kWarp) {
+        const int64_t j = i % kMixes;
+        if (first_mix + j < a.mixes) {
+          cuda::copy_async(&of_warp[i], m + i / kMixes * a.grad_mul.token_stride + j);
+        } else {
+          of_warp[i] = 0;
+        }
       }
     }
     cuda::end_of_copies();

@@ -21,8 +21,8 @@
 #include "backends/cuda/large_shared.cuh"
 #include "core/float_formats.h"
 #include "core/workspace.h"
-#include "ops/mhc/shared/pairwise_sum.h"
 #include "ops/mhc/shared/prenorm_block.cuh"
+#include "ops/mhc/shared/token_steps.cuh"
 
 namespace ehc::mhc {
 
@@ -257,7 +257,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   store_sums(a, to, sums, token, mix_group * kOctets * kOctet, split, group, node, lane);
 }
 
-// The sums of nodes added up.
+// The sums of nodes added up; kNodes: how many, so that all are on their way at once, or 0.
+template <int kNodes>
 struct AddNodes {
   PrenormGemmArgs a;
   int64_t nodes;
@@ -270,8 +271,13 @@ struct AddNodes {
     const int64_t t = i / of_group / a.groups % a.sizes.tokens;
     const int64_t split = i / of_group / a.groups / a.sizes.tokens;
     const int64_t stride = a.splits * a.sizes.tokens * a.groups * of_group;
-    const float sum =
-        pairwise_sum(nodes, 0.0f, [&](int64_t node) { return __ldg(sums + node * stride + i); });
+    const auto load = [&](int64_t node) { return __ldg(sums + node * stride + i); };
+    float sum = 0;
+    if constexpr (kNodes > 0) {
+      sum = balanced_sum<kNodes>(load);
+    } else {
+      sum = pairwise_sum(nodes, 0.0f, load);
+    }
     const GroupRows& rows = j < a.mixes ? a.mul_partial : a.sqr_partial;
     rows.data[split * rows.split_stride + t * rows.token_stride + group * rows.group_stride +
               (j < a.mixes ? j : 0)] = sum;
@@ -332,9 +338,28 @@ void prenorm_gemm_cuda(const PrenormGemmArgs& a, void* workspace, int device, vo
     };
     cut.whole ? with_octets(std::true_type{}) : with_octets(std::false_type{});
   });
-  if (cut.nodes == 1) return;
-  cuda::launch_each(kName, device, stream, a.splits * a.sizes.tokens * a.groups * (a.mixes + 1),
-                    AddNodes{a, cut.nodes, nodes});
+  const auto add = [&](auto count) {
+    cuda::launch_each(kName, device, stream, a.splits * a.sizes.tokens * a.groups * (a.mixes + 1),
+                      AddNodes<count()>{a, cut.nodes, nodes});
+  };
+  switch (cut.nodes) {
+    case 1:
+      return;
+    case 2:
+      return add(std::integral_constant<int, 2>{});
+    case 4:
+      return add(std::integral_constant<int, 4>{});
+    case 8:
+      return add(std::integral_constant<int, 8>{});
+    case 16:
+      return add(std::integral_constant<int, 16>{});
+    case 32:
+      return add(std::integral_constant<int, 32>{});
+    case 64:
+      return add(std::integral_constant<int, 64>{});
+    default:
+      return add(std::integral_constant<int, 0>{});
+  }
 }
 
 }  // namespace ehc::mhc

@@ -140,7 +140,8 @@ class Entry {
       : context_(context),
         kernels_(kernels),
         a_(args),
-        splits_(automatic_splits(args.sizes.tokens, args.columns())),
+        // A device cuts the sums itself; the tree, and so the bits, are the same.
+        splits_(Kernels::kIsDevice ? 1 : automatic_splits(args.sizes.tokens, args.columns())),
         merged_(args.norm_weight != nullptr ? workspace.take<float>(args.mixes * args.all_columns())
                                             : nullptr),
         summed_(args.is_broadcast ? workspace.take<float>(args.mixes * args.columns()) : nullptr),
