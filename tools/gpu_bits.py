@@ -29,6 +29,7 @@ EXACT = {
     "mhc.merge_fwd": None,
     "mhc.merge_bwd": ["grad_fn"],
     "mhc.multilayer_recompute": None,
+    "mhc.norm_fn_bwd": None,
     "mhc.post_fwd": None,
     "mhc.post_bwd": ["grad_layer_output", "grad_residual"],
     "mhc.pre_apply_fwd": None,

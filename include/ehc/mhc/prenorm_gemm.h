@@ -26,6 +26,8 @@ enum class Precision { fp32, tf32 };
 //
 // On the CPU "cpu.amx" multiplies on tiles, where the processor and the system have them and A is
 // BF16; T does not matter, so class B holds. fn below 2^-118 loses bits there, subnormals are zero.
+// On CUDA products are those of tensor cores, of bf16 parts that hold fp32; below 2^-118 bits are
+// lost.
 //
 // A is BF16, F16 or F32. Strides are free but for the last dimension. Aliasing: none. Per
 // implementation the same bits for any threads, strides, alignment. Bytes: T*K elements of A,

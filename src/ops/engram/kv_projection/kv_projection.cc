@@ -6,6 +6,7 @@
 
 #include "backends/cpu/blas.h"
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/engram/kv_projection/kv_projection_args.h"
@@ -14,6 +15,8 @@ namespace ehc::engram {
 
 void kv_projection_reference(const ProjectionArgs& args, int64_t begin, int64_t end);
 void kv_projection_reference_f32(const ProjectionArgs& args, int64_t begin, int64_t end);
+
+void kv_projection_cuda(const ProjectionArgs& args, int device, void* stream);
 
 namespace {
 
@@ -161,6 +164,9 @@ std::string_view refuse_openblas(const Call& call) {
 #endif
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&make_args, &kv_projection_cuda>, nullptr},
+#endif
 #if EHC_HAS_OPENBLAS
     {"cpu.openblas", Device::cpu, &refuse_openblas, &run_blocked<Product::openblas>, &workspace},
 #endif

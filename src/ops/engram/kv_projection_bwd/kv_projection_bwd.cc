@@ -5,6 +5,7 @@
 
 #include "backends/cpu/blas.h"
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "core/workspace.h"
@@ -17,6 +18,8 @@ void kv_projection_bwd_tokens_f32(const ProjectionBackwardArgs& args, int64_t be
 void kv_projection_bwd_parameters(const ProjectionBackwardArgs& args, int64_t begin, int64_t end);
 void kv_projection_bwd_parameters_f32(const ProjectionBackwardArgs& args, int64_t begin,
                                       int64_t end);
+
+void kv_projection_bwd_cuda(const ProjectionBackwardArgs& args, int device, void* stream);
 
 namespace {
 
@@ -319,6 +322,9 @@ std::string_view refuse_openblas(const Call& call) { return blas::refuse_openbla
 #endif
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&make_args, &kv_projection_bwd_cuda>, nullptr},
+#endif
 #if EHC_HAS_OPENBLAS
     {"cpu.openblas", Device::cpu, &refuse_openblas, &run_blocked<Product::openblas>,
      &workspace<Product::openblas>},

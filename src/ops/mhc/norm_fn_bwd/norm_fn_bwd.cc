@@ -1,6 +1,7 @@
 #include "ehc/mhc/norm_fn_bwd.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/registry.h"
 #include "core/workspace.h"
 #include "ops/mhc/norm_fn_bwd/norm_fn_bwd_args.h"
@@ -8,6 +9,8 @@
 #include "ops/mhc/shared/stream_call.h"
 
 namespace ehc::mhc {
+
+void norm_fn_bwd_cuda(const NormFnBackwardArgs& args, int device, void* stream);
 
 namespace {
 
@@ -74,6 +77,9 @@ void run_cpu(const Call& call) {
 }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&make_args, &norm_fn_bwd_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_cpu<&isa::norm_fn_bwd_tile, true>, &workspace},

@@ -59,7 +59,8 @@ __device__ __forceinline__ Pack mixed_row(const Pack& row, const float* coeffici
   });
 }
 
-template <class A, int kStreams, bool kVector>
+// G: the type of the gradient of the new streams, A or float.
+template <class A, class G, int kStreams, bool kVector>
 __global__ void __launch_bounds__(kMostRowThreads)
     post_bwd(const __grid_constant__ PostBackwardArgs a) {
   constexpr int kCount = kRoom<kStreams> * (kRoom<kStreams> + 1);
@@ -71,15 +72,22 @@ __global__ void __launch_bounds__(kMostRowThreads)
   float sums[kCount] = {};
   for (int64_t at = threadIdx.x * kWidth<A>; at < a.sizes.hidden; at += blockDim.x * kWidth<A>) {
     const int64_t count = a.sizes.hidden - at;
-    Pack grad[kRoom<kStreams>], residual[kRoom<kStreams>];
-    load_streams<kStreams, kVector, A>(a.grad_new_residual.rows, t, at, count, n, grad);
+    constexpr int kPacks = kWidth<A> / kWidth<G>;
+    Pack grad[kPacks][kRoom<kStreams>], residual[kRoom<kStreams>];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      load_streams<kStreams, kVector, G>(a.grad_new_residual.rows, t, at + p * kWidth<G>,
+                                         count - p * kWidth<G>, n, grad[p]);
+    }
     const Pack y = cuda::load_pack<kVector>(row_of<const A>(a.layer_output, t) + at, count);
     load_streams<kStreams, kVector, A>(a.residual, t, at, count, n, residual);
     float grads[kRoom<kStreams>][kWidth<A>];
 #pragma unroll
     for (int o = 0; o < n; ++o) {
 #pragma unroll
-      for (int k = 0; k < kWidth<A>; ++k) grads[o][k] = column<A>(grad[o], k);
+      for (int k = 0; k < kWidth<A>; ++k) {
+        grads[o][k] = column<G>(grad[k / kWidth<G>][o], k % kWidth<G>);
+      }
     }
     cuda::store_pack<kVector>(row_of<A>(a.grad_layer_output, t) + at,
                               mixed_row<A, kStreams>(y, post.value, grads, n, sums), count);
@@ -115,11 +123,19 @@ void post_fwd_cuda(const PostForwardArgs& a, int device, void* stream) {
 }
 
 void post_bwd_cuda(const PostBackwardArgs& a, int device, void* stream) {
-  const bool vectors = are_vectors(a.sizes, a.grad_new_residual.rows, a.layer_output, a.residual,
-                                   a.grad_layer_output, a.grad_residual);
+  const GradientRows& grad = a.grad_new_residual;
+  StreamSizes of_grad = a.sizes;
+  if (grad.is_f32) of_grad.activation = DType::f32;
+  const bool vectors =
+      are_vectors(of_grad, grad.rows) &&
+      are_vectors(a.sizes, a.layer_output, a.residual, a.grad_layer_output, a.grad_residual);
   with_kernel(a.sizes, vectors, [&](auto activation, auto streams, auto vector) {
-    launch_rows("mhc.post_bwd", device, stream, a.sizes, kBackwardPacks,
-                &post_bwd<decltype(activation), streams(), vector()>, a);
+    using A = decltype(activation);
+    const auto start = [&](auto kernel) {
+      launch_rows("mhc.post_bwd", device, stream, a.sizes, kBackwardPacks, kernel, a);
+    };
+    if (grad.is_f32) return start(&post_bwd<A, float, streams(), vector()>);
+    start(&post_bwd<A, A, streams(), vector()>);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include "core/registry.h"
 #include "ops/mhc/shared/entry_bwd_call.h"
+#include "ops/mhc/shared/sublayer_list.h"
 #include "ops/mhc/shared/sublayer_tables.h"
 
 namespace ehc::mhc {
@@ -35,38 +36,43 @@ constexpr auto kBackwardTable = table(
     out<&B::grad_residual>("grad_residual", "A[T,n,d]").may_alias("grad_residual_acc"),
     gradients_of_sublayer<B>(), flops_of_entry_bwd("!mixes"));
 
-// The arrays of one call and its steps.
+// The arrays of one call and its steps, with SublayerKernels or DeviceKernels.
+template <class Kernels>
 struct PreForwardCall {
   const F& p;
   Workspace workspace;
   EntryArgs args;
   EntryState state;
-  Entry entry;
+  Entry<Kernels> entry;
 
-  PreForwardCall(const Call& call, const SublayerKernels& kernels, void* memory)
+  PreForwardCall(const Call& call, const Kernels& kernels, void* memory)
       : p(*static_cast<const F*>(call.params)),
         workspace(memory),
         args(entry_args(p, call.bound, stream_rows(p.residual))),
         state(entry_state(args, p.state, p.post, false, workspace)),
         entry(call.context, kernels, args, workspace) {}
 
-  void run(const SublayerKernels& kernels) const {
+  void run(const Kernels& kernels) const {
     const PreApplyForwardArgs collapse = collapse_args(args, state.pre, stream_rows(p.layer_input));
     entry.prepare();
+    if constexpr (Kernels::kIsDevice) {
+      if (!p.state.mixes) return entry.run_fused(state, collapse, kNothing);
+    }
     entry.run(state, collapse.layer_input, kNothing,
               [&](const Tile& tile) { kernels.collapse(collapse, tile); });
   }
 };
 
+template <class Kernels>
 struct PreBackwardCall {
   const B& p;
   Workspace workspace;
   EntryArgs args;
   EntryState state;
-  Entry entry;
-  EntryBackward backward;
+  Entry<Kernels> entry;
+  EntryBackward<Kernels> backward;
 
-  PreBackwardCall(const Call& call, const SublayerKernels& kernels, void* memory)
+  PreBackwardCall(const Call& call, const Kernels& kernels, void* memory)
       : p(*static_cast<const B*>(call.params)),
         workspace(memory),
         args(entry_args(p, call.bound, stream_rows(p.residual))),
@@ -86,7 +92,7 @@ struct PreBackwardCall {
                   .parameters = parameter_gradients(p)},
                  workspace) {}
 
-  void run(const SublayerKernels&) const {
+  void run(const Kernels&) const {
     entry.prepare();
     if (!p.state.mixes) entry.run(state, {}, kNothing, kNothing);
     backward.run();
@@ -136,21 +142,22 @@ constexpr auto kHeadBackwardTable = table(
     // The projection and its mixes again, then backwards.
     flops("T*(2*K*(n+1)+5*n)"), flops("T*(K*(4*n+6)+13*n+5)"), flops("4*n*K", "norm_weight"));
 
+template <class Kernels>
 struct HeadForwardCall {
   const HF& p;
   Workspace workspace;
   EntryArgs args;
   EntryState state;
-  Entry entry;
+  Entry<Kernels> entry;
 
-  HeadForwardCall(const Call& call, const SublayerKernels& kernels, void* memory)
+  HeadForwardCall(const Call& call, const Kernels& kernels, void* memory)
       : p(*static_cast<const HF*>(call.params)),
         workspace(memory),
         args(head_args(p, call.bound)),
         state(entry_state(args, {}, {}, false, workspace)),
         entry(call.context, kernels, args, workspace) {}
 
-  void run(const SublayerKernels& kernels) const {
+  void run(const Kernels& kernels) const {
     const PreApplyForwardArgs collapse = collapse_args(args, state.pre, stream_rows(p.hidden));
     entry.prepare();
     entry.run(state, collapse.layer_input, kNothing,
@@ -158,15 +165,16 @@ struct HeadForwardCall {
   }
 };
 
+template <class Kernels>
 struct HeadBackwardCall {
   const HB& p;
   Workspace workspace;
   EntryArgs args;
   EntryState state;
-  Entry entry;
-  EntryBackward backward;
+  Entry<Kernels> entry;
+  EntryBackward<Kernels> backward;
 
-  HeadBackwardCall(const Call& call, const SublayerKernels& kernels, void* memory)
+  HeadBackwardCall(const Call& call, const Kernels& kernels, void* memory)
       : p(*static_cast<const HB*>(call.params)),
         workspace(memory),
         args(head_args(p, call.bound)),
@@ -186,7 +194,7 @@ struct HeadBackwardCall {
                   .parameters = parameter_gradients(p)},
                  workspace) {}
 
-  void run(const SublayerKernels&) const {
+  void run(const Kernels&) const {
     entry.prepare();
     entry.run(state, {}, kNothing, kNothing);
     backward.run();

@@ -9,6 +9,9 @@
 
 namespace ehc::mhc {
 
+void prenorm_gemm_cuda(const PrenormGemmArgs& args, void* workspace, int device, void* stream);
+size_t prenorm_gemm_cuda_workspace(const PrenormGemmArgs& args);
+
 namespace {
 
 using P = PrenormGemm;
@@ -88,7 +91,18 @@ void run_cpu(const Call& call) {
   });
 }
 
+#if EHC_HAS_CUDA
+void run_cuda(const Call& call) {
+  prenorm_gemm_cuda(make_args(call), call.context.workspace(), call.context.device_index(),
+                    call.context.stream());
+}
+size_t cuda_workspace(const Call& call) { return prenorm_gemm_cuda_workspace(make_args(call)); }
+#endif
+
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_cuda, &cuda_workspace},
+#endif
 #if EHC_HAS_AMX
     {"cpu.amx", Device::cpu, &refuse_amx, &run_cpu<&amx::prenorm_gemm_block, true>, &workspace},
 #endif

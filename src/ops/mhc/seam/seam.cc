@@ -3,6 +3,7 @@
 #include "core/registry.h"
 #include "ops/mhc/shared/entry_bwd_call.h"
 #include "ops/mhc/shared/streams_of_mixes.h"
+#include "ops/mhc/shared/sublayer_list.h"
 #include "ops/mhc/shared/sublayer_tables.h"
 
 namespace ehc::mhc {
@@ -138,29 +139,32 @@ PostForwardArgs exit_args(const P& p, const EntryArgs& entry) {
           .new_residual = entry.streams};
 }
 
-template <class P>
+template <class P, class Kernels>
 struct SeamForwardCall {
   const P& p;
   Workspace workspace;
   EntryArgs args;
   EntryState state;
-  Entry entry;
+  Entry<Kernels> entry;
 
-  SeamForwardCall(const Call& call, const SublayerKernels& kernels, void* memory)
+  SeamForwardCall(const Call& call, const Kernels& kernels, void* memory)
       : p(*static_cast<const P*>(call.params)),
         workspace(memory),
         args(entry_args(p, call.bound, stream_rows(p.new_residual))),
         state(entry_state(args, p.next_state, p.next_post, false, workspace)),
         entry(call.context, kernels, args, workspace) {}
 
-  void run(const SublayerKernels& kernels) const {
+  void run(const Kernels& kernels) const {
     const PostForwardArgs exit = exit_args(p, args);
     const PreApplyForwardArgs collapse = collapse_args(
         args, has_earlier_pre<P> ? earlier_pre(p) : state.pre, stream_rows(p.layer_input));
+    const auto make = [&](const Tile& tile) { kernels.post(exit, tile); };
     entry.prepare();
-    entry.run(
-        state, collapse.layer_input, [&](const Tile& tile) { kernels.post(exit, tile); },
-        [&](const Tile& tile) { kernels.collapse(collapse, tile); });
+    if constexpr (Kernels::kIsDevice && !has_earlier_pre<P>) {
+      if (!p.next_state.mixes) return entry.run_fused(state, collapse, make);
+    }
+    entry.run(state, collapse.layer_input, make,
+              [&](const Tile& tile) { kernels.collapse(collapse, tile); });
   }
 };
 
@@ -171,16 +175,16 @@ StreamRows streams_or_room(const Tensor& tensor, const Bound& bound, Workspace& 
   return take_rows(workspace, sizes, sizes.streams, sizes.activation);
 }
 
-template <class P>
+template <class P, class Kernels>
 struct SeamBackwardCall {
   const P& p;
   Workspace workspace;
   EntryArgs args;
   EntryState state;
-  Entry entry;
-  EntryBackward backward;
+  Entry<Kernels> entry;
+  EntryBackward<Kernels> backward;
 
-  SeamBackwardCall(const Call& call, const SublayerKernels& kernels, void* memory)
+  SeamBackwardCall(const Call& call, const Kernels& kernels, void* memory)
       : p(*static_cast<const P*>(call.params)),
         workspace(memory),
         args(entry_args(p, call.bound, streams_or_room(p.new_residual, call.bound, workspace))),
@@ -206,7 +210,7 @@ struct SeamBackwardCall {
     return b;
   }
 
-  void run(const SublayerKernels& kernels) const {
+  void run(const Kernels& kernels) const {
     const PostForwardArgs exit = exit_args(p, args);
     entry.prepare();
     if (!p.next_state.mixes) {
@@ -232,6 +236,15 @@ struct SeamBackwardCall {
     });
   }
 };
+
+template <class Kernels>
+using ClassicForwardCall = SeamForwardCall<CF, Kernels>;
+template <class Kernels>
+using ClassicBackwardCall = SeamBackwardCall<CB, Kernels>;
+template <class Kernels>
+using SinglePassForwardCall = SeamForwardCall<SF, Kernels>;
+template <class Kernels>
+using SinglePassBackwardCall = SeamBackwardCall<SB, Kernels>;
 
 // --- broadcast ---
 
@@ -275,21 +288,22 @@ void find_streams(Bound& bound, const void* params) {
   bound.symbols.set(symbol("n"), n);
 }
 
+template <class Kernels>
 struct BroadcastForwardCall {
   const BF& p;
   Workspace workspace;
   EntryArgs args;
   EntryState state;
-  Entry entry;
+  Entry<Kernels> entry;
 
-  BroadcastForwardCall(const Call& call, const SublayerKernels& kernels, void* memory)
+  BroadcastForwardCall(const Call& call, const Kernels& kernels, void* memory)
       : p(*static_cast<const BF*>(call.params)),
         workspace(memory),
         args(entry_args(p, call.bound, stream_rows(p.hidden), /*is_broadcast=*/true)),
         state(entry_state(args, p.state, p.post, false, workspace)),
         entry(call.context, kernels, args, workspace) {}
 
-  void run(const SublayerKernels& kernels) const {
+  void run(const Kernels& kernels) const {
     const StreamRows layer_input = stream_rows(p.layer_input);
     const PreApplyForwardArgs collapse = collapse_args(args, state.pre, layer_input);
     const ExpandForwardArgs expand = {args.sizes, args.streams, stream_rows(p.residual),
@@ -305,15 +319,16 @@ struct BroadcastForwardCall {
   }
 };
 
+template <class Kernels>
 struct BroadcastBackwardCall {
   const BB& p;
   Workspace workspace;
   EntryArgs args;
   EntryState state;
-  Entry entry;
-  EntryBackward backward;
+  Entry<Kernels> entry;
+  EntryBackward<Kernels> backward;
 
-  BroadcastBackwardCall(const Call& call, const SublayerKernels& kernels, void* memory)
+  BroadcastBackwardCall(const Call& call, const Kernels& kernels, void* memory)
       : p(*static_cast<const BB*>(call.params)),
         workspace(memory),
         args(entry_args(p, call.bound, stream_rows(p.hidden), /*is_broadcast=*/true)),
@@ -334,7 +349,7 @@ struct BroadcastBackwardCall {
     return b;
   }
 
-  void run(const SublayerKernels&) const {
+  void run(const Kernels&) const {
     entry.prepare();
     if (!p.state.mixes) entry.run(state, {}, kNothing, kNothing);
     backward.run();
@@ -344,9 +359,9 @@ struct BroadcastBackwardCall {
 // --- operators ---
 
 constexpr Operator kClassicForward =
-    make_operator<CF>(kClassicForwardTable, kSublayerImplementations<SeamForwardCall<CF>>);
+    make_operator<CF>(kClassicForwardTable, kSublayerImplementations<ClassicForwardCall>);
 constexpr Operator kSinglePassForward =
-    make_operator<SF>(kSinglePassForwardTable, kSublayerImplementations<SeamForwardCall<SF>>);
+    make_operator<SF>(kSinglePassForwardTable, kSublayerImplementations<SinglePassForwardCall>);
 constexpr Operator kBroadcastForward = [] {
   Operator op =
       make_operator<BF>(kBroadcastForwardTable, kSublayerImplementations<BroadcastForwardCall>);
@@ -355,13 +370,13 @@ constexpr Operator kBroadcastForward = [] {
 }();
 constexpr Operator kClassicBackward = [] {
   Operator op =
-      make_operator<CB>(kClassicBackwardTable, kSublayerImplementations<SeamBackwardCall<CB>>);
+      make_operator<CB>(kClassicBackwardTable, kSublayerImplementations<ClassicBackwardCall>);
   op.rules = &check_targets<CB>;
   return op;
 }();
 constexpr Operator kSinglePassBackward = [] {
   Operator op =
-      make_operator<SB>(kSinglePassBackwardTable, kSublayerImplementations<SeamBackwardCall<SB>>);
+      make_operator<SB>(kSinglePassBackwardTable, kSublayerImplementations<SinglePassBackwardCall>);
   op.rules = &check_targets<SB>;
   return op;
 }();

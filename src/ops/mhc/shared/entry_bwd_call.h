@@ -57,10 +57,11 @@ struct EntryBackwardArgs {
 // Null data of an upstream gradient: zeros, which go through the formulas as given ones do (NaN
 // times 0 is NaN).
 
+template <class Kernels>
 class EntryBackward {
  public:
   // Takes its arrays from the workspace and looks at no tensor.
-  EntryBackward(Context& context, const SublayerKernels& kernels, const Entry& entry,
+  EntryBackward(Context& context, const Kernels& kernels, const Entry<Kernels>& entry,
                 const EntryState& state, const EntryBackwardArgs& args, Workspace& workspace)
       : context_(context),
         kernels_(kernels),
@@ -93,7 +94,9 @@ class EntryBackward {
       row_ = take_rows(workspace, sizes_, 1, sizes_.activation);
       grad_row_ = b_.chain ? GradientRows{row_, false}
                            : GradientRows{take_rows(workspace, sizes_, 1, DType::f32), true};
-      layer_norm_ = workspace.take<float>(chunks * sizes_.hidden);
+      // On a device also two sums of every token.
+      layer_norm_ =
+          workspace.take<float>(chunks * sizes_.hidden + (Kernels::kIsDevice ? 2 * tokens : 0));
     } else {
       grad_row_ = {b_.grad_layer_input, false};
     }
@@ -102,6 +105,7 @@ class EntryBackward {
       grad_factors_ = {workspace.take<float>(a_.mixes * a_.columns()), a_.columns()};
     }
     if (b_.in_blocks) take_blocks(workspace);
+    if (Kernels::kIsDevice) return;
     scratch_ = workspace.take<float>(std::max(pieces_.count, token_pieces_.count) *
                                      norm_fn_scratch_floats(a_.mixes));
   }
@@ -142,10 +146,10 @@ class EntryBackward {
   static constexpr int64_t kLeastTokens = 4;  // of a thread
 
   // Room for a block of tokens of every piece: as many as a second-level cache holds, if these are
-  // enough to make up for reading all of fn.
+  // enough to make up for reading all of fn; of a device half of it.
   void take_blocks(Workspace& workspace) {
-    constexpr int64_t kBytes = int64_t{2} << 20;
-    constexpr int64_t kLeast = kNormFnTokens / 2;
+    constexpr int64_t kBytes = int64_t{Kernels::kIsDevice ? 32 : 2} << 20;
+    constexpr int64_t kLeast = Kernels::kIsDevice ? 128 : kNormFnTokens / 2;
     const DType type = b_.chain ? sizes_.activation : DType::f32;
     const int64_t row = a_.columns() * static_cast<int64_t>(size_of(type));
     block_tokens_ = std::clamp(kBytes / row / kLeast * kLeast, kLeast, 8 * kLeast);
@@ -165,14 +169,23 @@ class EntryBackward {
   }
 
   void coefficients_back() const {
-    std::fill_n(zeros_, zeros_count_, 0.0F);
     const int64_t tokens = sizes_.tokens;
-    parallel_chunks(context_, tokens, tokens_of_chunk(tokens),
-                    [&](int64_t chunk, int64_t begin, int64_t end) {
-                      collapse_back(chunk, begin, end);
-                      coefficients_back(chunk, begin, end);
-                    });
-    add(a_.is_head ? 1 : kScales, kScales, scale_, b_.parameters.scale);
+    if constexpr (Kernels::kIsDevice) {  // all chunks together
+      fill_zeros_cuda(zeros_, zeros_count_, kernels_.device, kernels_.stream);
+      if (tokens > 0) {
+        collapse_back(0, 0, tokens);
+        coefficients_back(0, 0, tokens);
+      }
+    } else {
+      std::fill_n(zeros_, zeros_count_, 0.0F);
+      parallel_chunks(context_, tokens, tokens_of_chunk(tokens),
+                      [&](int64_t chunk, int64_t begin, int64_t end) {
+                        collapse_back(chunk, begin, end);
+                        coefficients_back(chunk, begin, end);
+                      });
+    }
+    const int64_t scales = a_.is_head ? 1 : kScales;
+    add(scales, Kernels::kIsDevice ? scales : kScales, scale_, b_.parameters.scale);
     add(a_.mixes, a_.mixes, base_, b_.parameters.base);
     if (a_.has_layer_norm())
       add(sizes_.hidden, sizes_.hidden, layer_norm_, b_.parameters.layer_norm_weight);
@@ -224,6 +237,11 @@ class EntryBackward {
   [[nodiscard]] Coefficients grad_own_pre(int64_t begin, int64_t end) const {
     if (b_.collapse != Collapse::own) return b_.grad_pre;
     if (b_.grad_pre.data == zeros_) return of_collapse_;
+    if constexpr (Kernels::kIsDevice) {
+      add_coefficients_cuda(b_.grad_pre, of_collapse_, end, sizes_.streams, kernels_.device,
+                            kernels_.stream);
+      return of_collapse_;
+    }
     for (int64_t t = begin; t < end; ++t) {
       const float* given = b_.grad_pre.data + t * b_.grad_pre.token_stride;
       float* sum = of_collapse_.data + t * of_collapse_.token_stride;
@@ -268,6 +286,12 @@ class EntryBackward {
                          .grad_sqr = grad_sqr_},
                         begin, end);
     if (!a_.is_broadcast) return;
+    if constexpr (Kernels::kIsDevice) {
+      const bool is_own = b_.collapse == Collapse::own;
+      sum_coefficients_cuda(is_own ? state_.pre : Coefficients{}, row_factor_, end, sizes_.streams,
+                            kernels_.device, kernels_.stream);
+      return;
+    }
     for (int64_t t = begin; t < end; ++t) {
       float sum = 1;
       if (b_.collapse == Collapse::own) {
@@ -349,21 +373,27 @@ class EntryBackward {
   }
   void copy_fn_gradient(int64_t column) const {
     const ParameterGradients& p = b_.parameters;
+    const MixRows to = {p.fn.data + column, p.fn.stride};
+    MixRows target = p.fn_target;
+    if (target.data != nullptr) target.data += column;
+    if constexpr (Kernels::kIsDevice) {
+      copy_rows_cuda(grad_factors_, target, to, a_.mixes, sizes_.hidden, kernels_.device,
+                     kernels_.stream);
+      return;
+    }
     for (int64_t j = 0; j < a_.mixes; ++j) {
       const float* sum = grad_factors_.data + j * grad_factors_.stride;
-      const float* target = p.fn_target.data == nullptr
-                                ? nullptr
-                                : p.fn_target.data + j * p.fn_target.stride + column;
-      float* to = p.fn.data + j * p.fn.stride + column;
+      const float* before = target.data == nullptr ? nullptr : target.data + j * target.stride;
+      float* row = to.data + j * to.stride;
       for (int64_t c = 0; c < sizes_.hidden; ++c) {
-        to[c] = target == nullptr ? sum[c] : target[c] + sum[c];
+        row[c] = before == nullptr ? sum[c] : before[c] + sum[c];
       }
     }
   }
 
   Context& context_;
-  const SublayerKernels& kernels_;
-  const Entry& entry_;
+  const Kernels& kernels_;
+  const Entry<Kernels>& entry_;
   const EntryArgs& a_;
   EntryState state_;
   EntryBackwardArgs b_;

@@ -8,6 +8,7 @@
 #include "core/workspace.h"
 #include "ehc/mhc/sublayer.h"
 #include "ops/mhc/seam/seam_args.h"
+#include "ops/mhc/shared/device_kernels.h"
 #include "ops/mhc/shared/group_call.h"
 #include "ops/mhc/shared/sinkhorn_call.h"
 #include "ops/mhc/shared/stream_call.h"
@@ -130,20 +131,27 @@ inline StreamRows take_rows(Workspace& workspace, const StreamSizes& sizes, int6
   return {workspace.take<char>(bytes), rows * sizes.hidden, sizes.hidden};
 }
 
+// With SublayerKernels or DeviceKernels.
+template <class Kernels>
 class Entry {
  public:
   // Takes its arrays from the workspace and looks at no tensor.
-  Entry(Context& context, const SublayerKernels& kernels, const EntryArgs& args,
-        Workspace& workspace)
+  Entry(Context& context, const Kernels& kernels, const EntryArgs& args, Workspace& workspace)
       : context_(context),
         kernels_(kernels),
         a_(args),
-        splits_(automatic_splits(args.sizes.tokens, args.columns())),
+        // A device cuts the sums itself; the tree, and so the bits, are the same.
+        splits_(Kernels::kIsDevice ? 1 : automatic_splits(args.sizes.tokens, args.columns())),
         merged_(args.norm_weight != nullptr ? workspace.take<float>(args.mixes * args.all_columns())
                                             : nullptr),
         summed_(args.is_broadcast ? workspace.take<float>(args.mixes * args.columns()) : nullptr),
         mul_(workspace.take<float>(splits_ * args.sizes.tokens * args.mixes)),
         sqr_(workspace.take<float>(splits_ * args.sizes.tokens)) {
+    if constexpr (Kernels::kIsDevice) {
+      device_scratch_ =
+          workspace.take<char>(static_cast<int64_t>(prenorm_gemm_cuda_workspace(product())));
+      return;
+    }
     pieces_ = is_short() ? Pieces(context, splits_, 1) : Pieces(context, blocks(), 1);
     const int64_t at_once = is_short() ? std::min(kPrenormTokens, args.sizes.tokens) : kBlock;
     scratch_floats_ = prenorm_scratch(product(), at_once).total;
@@ -168,8 +176,12 @@ class Entry {
     }
     if (!a_.is_broadcast) return;
     const FnSumArgs sum = {a_.sizes.streams, a_.sizes.hidden, merged, factors()};
-    parallel_for(context_, a_.mixes, 1,
-                 [&](int64_t begin, int64_t end) { fn_sum_rows(sum, begin, end); });
+    if constexpr (Kernels::kIsDevice) {
+      kernels_.fn_sum(sum, 0, a_.mixes);
+    } else {
+      parallel_for(context_, a_.mixes, 1,
+                   [&](int64_t begin, int64_t end) { fn_sum_rows(sum, begin, end); });
+    }
   }
 
   // make(tile) writes the streams where the entry reads them, collapse(tile) makes `layer_input`
@@ -177,6 +189,10 @@ class Entry {
   template <class Make, class Collapse>
   void run(const EntryState& state, const StreamRows& layer_input, const Make& make,
            const Collapse& collapse) const {
+    if constexpr (Kernels::kIsDevice) {
+      run_on_device(state, layer_input, make, collapse);
+      return;
+    }
     if (is_short()) {
       run_short(state, layer_input, make, collapse);
       return;
@@ -194,6 +210,24 @@ class Entry {
         normalise(layer_input, first, last);
       }
     });
+  }
+
+  // The same on a device where the streams' own mix collapses them and nothing is saved: one kernel
+  // behind the projection, same bits.
+  template <class Make>
+  void run_fused(const EntryState& state, const PreApplyForwardArgs& collapse,
+                 const Make& make) const {
+    if (a_.sizes.tokens == 0) return;
+    make(Tile{0, a_.sizes.tokens, 0, a_.sizes.hidden});
+    kernels_.project(product(), device_scratch_);
+    BigFuseArgs fused;
+    fused.reduce = reduction(state);
+    fused.split = splitting(state);
+    fused.sinkhorn = a_.sinkhorn;
+    fused.comb = state.comb;
+    fused.collapse = collapse;
+    if (a_.has_layer_norm()) fused.norm = norm_of(collapse.layer_input);
+    pre_big_fuse_cuda(fused, kernels_.device, kernels_.stream);
   }
 
  private:
@@ -225,6 +259,21 @@ class Entry {
                  [&](int64_t begin, int64_t end) { normalise(layer_input, begin, end); });
   }
 
+  // All tokens go through every step together.
+  template <class Make, class Collapse>
+  void run_on_device(const EntryState& state, const StreamRows& layer_input, const Make& make,
+                     const Collapse& collapse) const {
+    const int64_t tokens = a_.sizes.tokens;
+    if (tokens == 0) return;
+    const Tile all = {0, tokens, 0, a_.sizes.hidden};
+    make(all);
+    kernels_.project(product(), device_scratch_);
+    make_coefficients(state, 0, tokens);
+    if (layer_input.data == nullptr) return;
+    collapse(all);
+    normalise(layer_input, 0, tokens);
+  }
+
   [[nodiscard]] PrenormGemmArgs product() const {
     const int64_t tokens = a_.sizes.tokens;
     return {.sizes = a_.projected(),
@@ -237,49 +286,57 @@ class Entry {
             .sqr_partial = {sqr_, tokens, 1, 0}};
   }
   void project(int64_t split, int64_t begin, int64_t end, int64_t piece) const {
-    kernels_.project(product(), split, begin, end, scratch_ + piece * scratch_floats_);
+    if constexpr (!Kernels::kIsDevice) {
+      kernels_.project(product(), split, begin, end, scratch_ + piece * scratch_floats_);
+    }
+  }
+
+  [[nodiscard]] ReducePartialsForwardArgs reduction(const EntryState& s) const {
+    const PrenormGemmArgs sums = product();
+    return {.splits = splits_,
+            .groups = 1,
+            .mixes = a_.mixes,
+            .rms = a_.rms,
+            .mul_partial = sums.mul_partial,
+            .sqr_partial = sums.sqr_partial,
+            .mixed = {s.mixes.data, 0, s.mixes.token_stride, 0},
+            .mul = s.mul,
+            .sqr = s.sqr};
+  }
+  [[nodiscard]] SplitForwardArgs splitting(const EntryState& s) const {
+    return {.streams = a_.sizes.streams,
+            .mixes = s.mixes,
+            .scale = a_.scale,
+            .base = a_.base,
+            .pre_eps = a_.pre_eps,
+            .post_mult = a_.post_mult,
+            .pre = s.pre,
+            .post = s.post,
+            .comb_logits = s.comb_logits};
+  }
+  [[nodiscard]] LayerNormArgs norm_of(const StreamRows& layer_input) const {
+    return {a_.sizes,           layer_input,          layer_input,
+            a_.layer_norm_type, a_.layer_norm_weight, a_.layer_norm_eps};
   }
 
   void make_coefficients(const EntryState& s, int64_t begin, int64_t end) const {
-    const PrenormGemmArgs sums = product();
-    kernels_.reduce({.splits = splits_,
-                     .groups = 1,
-                     .mixes = a_.mixes,
-                     .rms = a_.rms,
-                     .mul_partial = sums.mul_partial,
-                     .sqr_partial = sums.sqr_partial,
-                     .mixed = {s.mixes.data, 0, s.mixes.token_stride, 0},
-                     .mul = s.mul,
-                     .sqr = s.sqr},
-                    begin, end);
+    kernels_.reduce(reduction(s), begin, end);
     if (a_.is_head) {
       kernels_.head_mix({a_.sizes.streams, s.mixes, a_.scale, a_.base, a_.pre_eps, s.pre}, begin,
                         end);
       return;
     }
-    kernels_.split({.streams = a_.sizes.streams,
-                    .mixes = s.mixes,
-                    .scale = a_.scale,
-                    .base = a_.base,
-                    .pre_eps = a_.pre_eps,
-                    .post_mult = a_.post_mult,
-                    .pre = s.pre,
-                    .post = s.post,
-                    .comb_logits = s.comb_logits},
-                   begin, end);
+    kernels_.split(splitting(s), begin, end);
     if (s.comb.data == nullptr) return;
     kernels_.sinkhorn({a_.sinkhorn, s.comb_logits, s.comb}, begin, end);
   }
 
   void normalise(const StreamRows& layer_input, int64_t begin, int64_t end) const {
-    if (!a_.has_layer_norm()) return;
-    kernels_.normalise({a_.sizes, layer_input, layer_input, a_.layer_norm_type,
-                        a_.layer_norm_weight, a_.layer_norm_eps},
-                       begin, end);
+    if (a_.has_layer_norm()) kernels_.normalise(norm_of(layer_input), begin, end);
   }
 
   Context& context_;
-  const SublayerKernels& kernels_;
+  const Kernels& kernels_;
   EntryArgs a_;
   int64_t splits_;
   float* merged_;  // F32[N,K]
@@ -289,6 +346,7 @@ class Entry {
   Pieces pieces_{context_, 0, 1};
   float* scratch_ = nullptr;
   int64_t scratch_floats_ = 0;
+  char* device_scratch_ = nullptr;
 };
 
 // What needs nothing done before the projection, or after it.

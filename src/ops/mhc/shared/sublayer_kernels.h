@@ -19,6 +19,8 @@
 namespace ehc::mhc {
 
 struct SublayerKernels {
+  static constexpr bool kIsDevice = false;
+
   template <class Args>
   using Range = void (*)(const Args&, int64_t begin, int64_t end);
   template <class Args>
@@ -107,32 +109,15 @@ inline constexpr SublayerKernels kSublayerReference = {&expand_fwd_reference,
 
 // --- operators that do their work with these kernels ---
 
-// `Work(call, kernels, memory)` takes the arrays of a call from a workspace at `memory`,
+// `Work<Kernels>(call, kernels, memory)` takes the arrays of a call from a workspace at `memory`,
 // `run(kernels)` does it.
-template <class Work, const SublayerKernels& kernels>
+template <template <class> class Work, const SublayerKernels& kernels>
 void run_sublayer(const Call& call) {
-  Work(call, kernels, call.context.workspace()).run(kernels);
+  Work<SublayerKernels>(call, kernels, call.context.workspace()).run(kernels);
 }
-template <class Work, const SublayerKernels& kernels>
+template <template <class> class Work, const SublayerKernels& kernels>
 size_t sublayer_workspace(const Call& call) {
-  return Work(call, kernels, nullptr).workspace.bytes();
+  return Work<SublayerKernels>(call, kernels, nullptr).workspace.bytes();
 }
-
-template <class Work>
-inline constexpr Implementation kSublayerImplementations[] = {
-#if EHC_HAS_AMX
-    {"cpu.amx", Device::cpu, &refuse_amx, &run_sublayer<Work, kSublayer_amx>,
-     &sublayer_workspace<Work, kSublayer_amx>},
-#endif
-#define EHC_LIST(isa)                                                                             \
-  {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_sublayer<Work, kSublayer_##isa>, \
-   &sublayer_workspace<Work, kSublayer_##isa>},
-    EHC_EACH_ISA(EHC_LIST)
-#undef EHC_LIST
-        {"reference", Device::cpu, nullptr, &run_sublayer<Work, kSublayerReference<double>>,
-         &sublayer_workspace<Work, kSublayerReference<double>>},
-    {"reference.f32", Device::cpu, nullptr, &run_sublayer<Work, kSublayerReference<float>>,
-     &sublayer_workspace<Work, kSublayerReference<float>>},
-};
 
 }  // namespace ehc::mhc
