@@ -7,8 +7,12 @@
 #include "core/workspace.h"
 #include "ops/engram/shared/gate_bwd_call.h"
 #include "ops/engram/shared/gate_bwd_reference.h"
+#include "ops/engram/shared/gate_statistics.h"
 
 namespace ehc::engram {
+
+void gate_bwd_cuda(const GateBackwardArgs& args, const GradWeightPartials& partials, int device,
+                   void* stream);
 
 namespace {
 
@@ -84,7 +88,33 @@ void run_reference(const Call& call) {
   });
 }
 
+#if EHC_HAS_CUDA
+size_t cuda_workspace(const Call& call) {
+  Workspace workspace(nullptr);
+  if (!static_cast<const P*>(call.params)->dot) {
+    take_statistics(workspace, call.bound["T"], call.bound["n"]);
+  }
+  return workspace.bytes();
+}
+
+void run_cuda(const Call& call) {
+  const Tensor& partial = static_cast<const P*>(call.params)->grad_weight_partial;
+  GateBackwardArgs args = make_args(call);
+  if (args.gate.tokens == 0) return;
+  if (args.gate.dot.data == nullptr) {
+    Workspace workspace(call.context.workspace());
+    compute_statistics(take_statistics(workspace, args.gate.tokens, args.gate.streams), args.gate,
+                       call.context.device_index(), call.context.stream());
+  }
+  gate_bwd_cuda(args, {partial.as<float>(), partial.stride[0], partial.stride[1]},
+                call.context.device_index(), call.context.stream());
+}
+#endif
+
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_cuda, &cuda_workspace},
+#endif
 #define EHC_LIST(isa)                                                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_cpu<&isa::gate_bwd_chunk>, \
    nullptr},

@@ -32,6 +32,12 @@ struct GradWeightRows {
   int64_t stream_stride = 0;
 };
 
+// Of all chunks: F32[P,n,d].
+struct GradWeightPartials {
+  float* data = nullptr;
+  int64_t chunk_stride = 0, stream_stride = 0;
+};
+
 // Tokens [begin, end), one chunk: their gradients, and their sum in `grad_weight`.
 EHC_CPU_KERNEL(void gate_bwd_chunk(const GateBackwardArgs& args, int64_t begin, int64_t end,
                                    const GradWeightRows& grad_weight));

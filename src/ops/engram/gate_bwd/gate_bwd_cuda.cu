@@ -1,0 +1,314 @@
+// engram.gate_bwd on CUDA (sm_80+).
+//
+//   grad_x = round(go + slope * (k * wf - x * D rx^2/d))
+//   grad_k = round(slope * (x * wf - k * D rk^2/d))
+//   grad_v = round(sum_h alpha * gp), grad_wf = sum_t slope * x * k
+//   go, gp, x, k, grad_x, grad_k A[T,n,d]; v, grad_v A[T,d]; wf, grad_wf F32[n,d]
+//
+// Bytes: (10n+4)d a token in 16-bit types, 16n of statistics, 4*P*n*d of partial sums; the second
+// read of gp and n-1 of n reads of v come from the caches.
+// Algorithm: a block per chunk of tokens and stream walks over the tokens. A thread reads its packs
+// of a token at once and holds them until the sum for grad_alpha is known, and the sums of grad_wf
+// over the chunk all the time. What the statistics alone decide is made for a window of tokens, a
+// thread each. Of grad_v a block makes the columns of its share, from the rows of all streams. Rows
+// wider than the registers of a block are cut into segments, whose blocks all take the sum over
+// the whole row. Class R: the order of sums over d depends on d and the type alone, grad_wf is
+// summed in token order over chunks that T alone decides. Tokens are independent.
+#include "core/token_chunks.h"
+#include "ops/engram/gate_bwd/gate_bwd_args.h"
+#include "ops/engram/gate_bwd/gate_bwd_math.h"
+#include "ops/engram/shared/gate_rows.cuh"
+
+namespace ehc::engram {
+
+namespace {
+
+constexpr int kWindow = 32;
+constexpr int kMaxStreams = 8;
+constexpr int kTogether = 4;  // streams whose gp is on its way for grad_v
+
+// Packs that a thread holds: the same number of columns whatever the type.
+template <class A>
+constexpr int kPacks = 16 / kWidth<A>;
+
+template <class A>
+__device__ __forceinline__ A* row_of(const GradientRows& rows, int64_t t, int64_t h = 0) {
+  return static_cast<A*>(rows.data) + t * rows.token_stride + h * rows.stream_stride;
+}
+
+// What the statistics of a token and stream say about its gradients.
+struct TokenScalars {
+  float slope_of_alpha;  // slope / grad_alpha
+  float pull_residual, pull_key;
+  bool is_flat, is_image;
+};
+
+// Where the rows of a token and stream start.
+template <class A>
+struct TokenRows {
+  const A *grad_out, *value_path, *residual, *key, *value;
+  A *grad_residual, *grad_key, *grad_value;
+};
+
+// What the threads of a block share about some tokens. Addresses too: a thread has no registers for
+// what makes them.
+template <class A>
+struct Window {
+  TokenRows<A> rows[kWindow];
+  TokenScalars scalars[kWindow];
+  float alpha[kWindow][kMaxStreams];
+  WarpSums<1> sums[2];
+
+  __device__ __forceinline__ static TokenRows<A> rows_of(const GateBackwardArgs& a, int64_t t,
+                                                         int64_t h) {
+    return {row_of<const A>(a.grad_out, t, h), row_of<const A>(a.grad_value_path, t, h),
+            residual_row<A>(a.gate, t, h),     key_row<A>(a.gate, t, h),
+            value_row<A>(a.gate, t),           row_of<A>(a.grad_residual, t, h),
+            row_of<A>(a.grad_key, t, h),       row_of<A>(a.grad_value, t)};
+  }
+  __device__ __forceinline__ static TokenScalars scalars_of(const GateForwardArgs& a, int64_t t,
+                                                            int64_t h) {
+    const auto at = [&](const StreamStatistic& from) {
+      return __ldg(from.data + t * from.token_stride + h);
+    };
+    const float dot = at(a.dot);
+    const float rstd_residual = at(a.rstd_residual);
+    const float rstd_key = at(a.rstd_key);
+    const float scale = gate_scale<float>(a.hidden);
+    const float size = magnitude(gate_logit(dot, rstd_residual, rstd_key, scale));
+    return {gate_slope(1.0f, dot, at(a.alpha), rstd_residual, rstd_key, scale, a.clamp),
+            gate_pull(dot, rstd_residual, a.hidden), gate_pull(dot, rstd_key, a.hidden),
+            gate_is_flat(size, dot, a.clamp), false};
+  }
+  // Tokens [begin, end), at most kWindow of them.
+  __device__ __forceinline__ void fill(const GateBackwardArgs& a, int64_t begin, int64_t end,
+                                       int64_t h) {
+    __syncthreads();
+    for (int64_t t = begin + threadIdx.x; t < end; t += blockDim.x) {
+      const int i = static_cast<int>(t - begin);
+      rows[i] = rows_of(a, t, h);
+      if (is_image(a.gate.image_token_mask, t)) {
+        scalars[i].is_image = true;
+        continue;
+      }
+      scalars[i] = scalars_of(a.gate, t, h);
+      const float* of_token = a.gate.alpha.data + t * a.gate.alpha.token_stride;
+#pragma unroll 1
+      for (int64_t s = 0; s < a.gate.streams; ++s) alpha[i][s] = __ldg(of_token + s);
+    }
+    __syncthreads();
+  }
+};
+
+// A block's part of a row: the packs of thread j are j, j + threads, ... from that of `begin` on.
+struct Segment {
+  int begin, end;              // columns of the row, end may lie beyond it
+  int value_begin, value_end;  // columns of grad_v
+};
+
+template <class A>
+__device__ __forceinline__ float grad_alpha_of(const Pack& grad, const Pack& value, float sum) {
+#pragma unroll
+  for (int k = 0; k < kWidth<A>; ++k) {
+    sum = fmaf(column<A>(grad, k), column<A>(value, k), sum);
+  }
+  return sum;
+}
+
+// The part of grad_alpha of columns [begin, end) that a block does not hold.
+template <class A, bool kVector>
+__device__ __forceinline__ float grad_alpha_elsewhere(const A* grad, const A* value, int begin,
+                                                      int end, int hidden, float sum) {
+#pragma unroll 1
+  for (int at = begin + static_cast<int>(threadIdx.x) * kWidth<A>; at < min(end, hidden);
+       at += static_cast<int>(blockDim.x) * kWidth<A>) {
+    sum = grad_alpha_of<A>(cuda::load_pack<kVector>(grad + at, hidden - at),
+                           cuda::load_pack<kVector>(value + at, hidden - at), sum);
+  }
+  return sum;
+}
+
+template <class A, bool kVector>
+__device__ __forceinline__ void write_grad_value(const GateBackwardArgs& a, const A* value_path,
+                                                 A* to, const Segment& part, const float* alpha) {
+  const int hidden = static_cast<int>(a.gate.hidden);
+  const int n = static_cast<int>(a.gate.streams);
+#pragma unroll 1
+  for (int at = part.value_begin + static_cast<int>(threadIdx.x) * kWidth<A>; at < part.value_end;
+       at += static_cast<int>(blockDim.x) * kWidth<A>) {
+    float sum[kWidth<A>] = {};
+#pragma unroll 1
+    for (int first = 0; first < n; first += kTogether) {
+      Pack grad[kTogether] = {};
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i >= n) continue;
+        const A* row = value_path + (first + i) * a.grad_value_path.stream_stride;
+        grad[i] = cuda::load_pack<kVector>(row + at, hidden - at);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i >= n) continue;
+#pragma unroll
+        for (int k = 0; k < kWidth<A>; ++k) {
+          sum[k] = fmaf(alpha[first + i], column<A>(grad[i], k), sum[k]);
+        }
+      }
+    }
+    cuda::store_pack<kVector>(to + at, cuda::make_pack<A>([&](int k) { return sum[k]; }),
+                              hidden - at);
+  }
+}
+
+template <class A, bool kVector>
+__device__ __forceinline__ void write_image_token(const TokenRows<A>& rows, const Segment& part,
+                                                  int hidden) {
+  const int step = static_cast<int>(blockDim.x) * kWidth<A>;
+  const int first = static_cast<int>(threadIdx.x) * kWidth<A>;
+#pragma unroll 1
+  for (int at = part.begin + first; at < min(part.end, hidden); at += step) {
+    cuda::store_pack<kVector>(rows.grad_residual + at,
+                              cuda::load_pack<kVector>(rows.grad_out + at, hidden - at),
+                              hidden - at);
+    cuda::store_pack<kVector>(rows.grad_key + at, Pack{}, hidden - at);
+  }
+#pragma unroll 1
+  for (int at = part.value_begin + first; at < part.value_end; at += step) {
+    cuda::store_pack<kVector>(rows.grad_value + at, Pack{}, hidden - at);
+  }
+}
+
+// kSeparate: gp is not go.
+template <class A, bool kVector, bool kSeparate>
+__global__ void __launch_bounds__(kRowThreads, sizeof(A) == 2 && !kSeparate ? 2 : 1)
+    gate_bwd(const __grid_constant__ GateBackwardArgs a, const GradWeightPartials partials,
+             int64_t chunk_tokens, unsigned segments) {
+  constexpr int kColumns = kWidth<A>;
+  __shared__ Window<A> window;
+  const GateForwardArgs& gate = a.gate;
+  const int hidden = static_cast<int>(gate.hidden);
+  const unsigned parts = static_cast<unsigned>(gate.streams) * segments;
+  const unsigned part = blockIdx.x % parts;
+  const int64_t chunk = blockIdx.x / parts;
+  const int64_t h = part / segments;
+  const int step = static_cast<int>(blockDim.x) * kColumns;
+  const int packs = (hidden + kColumns - 1) / kColumns;
+  const int begin = static_cast<int>(part % segments) * kPacks<A> * step;
+  const auto share = [&](int64_t i) { return static_cast<int>(packs * i / parts) * kColumns; };
+  const Segment of_block = {begin, begin + kPacks<A> * step, share(part), share(part + 1)};
+  const int first = begin + static_cast<int>(threadIdx.x) * kColumns;
+  const float* weight = gate.weight_fused + h * gate.weight_stream_stride;
+  const int64_t end = min(gate.tokens, (chunk + 1) * chunk_tokens);
+  float grad_weight[kPacks<A>][kColumns] = {};
+  int64_t window_begin = chunk * chunk_tokens;
+  int64_t window_end = window_begin;
+  int turn = 0;
+  for (int64_t t = window_begin; t < end; ++t) {
+    if (t == window_end) {
+      window_begin = t;
+      window_end = min(end, t + kWindow);
+      window.fill(a, t, window_end, h);
+    }
+    const int of_window = static_cast<int>(t - window_begin);
+    const TokenScalars& of_token = window.scalars[of_window];
+    const TokenRows<A>& rows = window.rows[of_window];
+    if (of_token.is_image) {
+      write_image_token<A, kVector>(rows, of_block, hidden);
+      continue;
+    }
+    Pack g[kPacks<A>] = {}, v[kPacks<A>] = {}, x[kPacks<A>] = {}, k[kPacks<A>] = {};
+    Pack path[kPacks<A>] = {};
+    float sum =
+        grad_alpha_elsewhere<A, kVector>(rows.value_path, rows.value, 0, begin, hidden, 0.0f);
+#pragma unroll
+    for (int p = 0; p < kPacks<A>; ++p) {
+      const int at = first + p * step;
+      if (at >= hidden) continue;
+      g[p] = load_passing<kVector>(rows.grad_out + at, hidden - at);
+      if constexpr (kSeparate) path[p] = load_passing<kVector>(rows.value_path + at, hidden - at);
+      v[p] = load_passing<kVector>(rows.value + at, hidden - at);
+      x[p] = load_passing<kVector>(rows.residual + at, hidden - at);
+      k[p] = load_passing<kVector>(rows.key + at, hidden - at);
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks<A>; ++p) {
+      if (first + p * step < hidden) sum = grad_alpha_of<A>(kSeparate ? path[p] : g[p], v[p], sum);
+    }
+    sum = grad_alpha_elsewhere<A, kVector>(rows.value_path, rows.value, of_block.end, hidden,
+                                           hidden, sum);
+    WarpSums<1>& sums = window.sums[turn ^= 1];
+    sums.put({sum});
+    __syncthreads();
+#pragma unroll
+    for (Pack& pack : g) keep_packed(pack);
+    const float grad_alpha = sums.total(0);
+    const float slope = of_token.is_flat ? 0.0f : grad_alpha * of_token.slope_of_alpha;
+    const float pull_residual = of_token.pull_residual;
+    const float pull_key = of_token.pull_key;
+
+#pragma unroll
+    for (int p = 0; p < kPacks<A>; ++p) {
+      const int at = first + p * step;
+      if (at >= hidden) continue;
+      float w[kColumns];
+      load_weights<kColumns, kVector>(weight + at, hidden - at, w);
+      cuda::store_pack<kVector>(rows.grad_residual + at, cuda::make_pack<A>([&](int i) {
+                                  const float pulled = fmaf(-pull_residual, column<A>(x[p], i),
+                                                            column<A>(k[p], i) * w[i]);
+                                  return fmaf(slope, pulled, column<A>(g[p], i));
+                                }),
+                                hidden - at);
+      cuda::store_pack<kVector>(
+          rows.grad_key + at, cuda::make_pack<A>([&](int i) {
+            return fmaf(-pull_key, column<A>(k[p], i), column<A>(x[p], i) * w[i]) * slope;
+          }),
+          hidden - at);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        grad_weight[p][i] = fmaf(column<A>(x[p], i) * slope, column<A>(k[p], i), grad_weight[p][i]);
+      }
+    }
+    write_grad_value<A, kVector>(a, rows.value_path - h * a.grad_value_path.stream_stride,
+                                 rows.grad_value, of_block, window.alpha[of_window]);
+  }
+
+  float* to = partials.data + chunk * partials.chunk_stride + h * partials.stream_stride;
+#pragma unroll
+  for (int p = 0; p < kPacks<A>; ++p) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const int at = first + p * step + i;
+      if (at < hidden) to[at] = grad_weight[p][i];
+    }
+  }
+}
+
+}  // namespace
+
+void gate_bwd_cuda(const GateBackwardArgs& a, const GradWeightPartials& partials, int device,
+                   void* stream) {
+  const GateForwardArgs& gate = a.gate;
+  if (gate.tokens == 0) return;
+  const auto size = static_cast<int64_t>(size_of(gate.activation));
+  const auto fits = [&](const GradientRows& rows) {
+    return is_vector(rows.data, size, rows.token_stride, rows.stream_stride);
+  };
+  const bool vector = are_vectors(gate) && fits(a.grad_out) && fits(a.grad_value_path) &&
+                      fits(a.grad_residual) && fits(a.grad_key) && fits(a.grad_value);
+  const bool separate = a.grad_value_path.data != a.grad_out.data ||
+                        a.grad_value_path.token_stride != a.grad_out.token_stride ||
+                        a.grad_value_path.stream_stride != a.grad_out.stream_stride;
+  with_rows(gate.activation, vector, [&](auto activation, auto vectors) {
+    using A = decltype(activation);
+    const int threads = row_threads(gate.hidden, gate.activation, kPacks<A>);
+    const int64_t columns = int64_t{threads} * kPacks<A> * kWidth<A>;
+    const int64_t segments = (gate.hidden + columns - 1) / columns;
+    const auto kernel = separate ? &gate_bwd<A, vectors(), true> : &gate_bwd<A, vectors(), false>;
+    cuda::launch("engram.gate_bwd", device, stream, kernel,
+                 dim3(cuda::blocks(chunks_of_tokens(gate.tokens) * gate.streams * segments)),
+                 dim3(static_cast<unsigned>(threads)), 0, a, partials, tokens_of_chunk(gate.tokens),
+                 segments);
+  });
+}
+
+}  // namespace ehc::engram
