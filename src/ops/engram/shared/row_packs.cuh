@@ -24,6 +24,24 @@ inline int row_threads(int64_t hidden, DType activation, int packs_of_thread) {
   return static_cast<int>(std::clamp<int64_t>(warps * 32, 32, kRowThreads));
 }
 
+// Blocks of a kernel that the device runs at once; allows the kernel that much shared memory. No
+// result depends on it.
+template <class... Params>
+int64_t resident_blocks(const char* name, int device, void (*kernel)(Params...), int threads,
+                        size_t shared_bytes) {
+  const cuda::DeviceGuard guard(device);
+  if (shared_bytes > 48 * 1024) {
+    cuda::check(name, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(shared_bytes)));
+  }
+  int of_processor = 0;
+  int processors = 0;
+  cuda::check(name, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_processor, kernel, threads,
+                                                                  shared_bytes));
+  cuda::check(name, cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  return std::max<int64_t>(1, int64_t{of_processor} * processors);
+}
+
 // Do rows at these strides, in elements, start on borders of 16 bytes?
 inline bool is_vector(const void* data, int64_t size, int64_t token_stride, int64_t stream_stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && token_stride * size % 16 == 0 &&
