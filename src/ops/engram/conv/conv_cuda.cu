@@ -70,19 +70,25 @@ struct GatedValues {
 
 }  // namespace
 
+// [T,n]; those of image tokens are not written.
+void conv_norms_cuda(const char* name, const ConvForwardArgs& a, float* norms, int device,
+                     void* stream) {
+  if (a.tokens == 0) return;
+  const auto size = static_cast<int64_t>(size_of(a.activation));
+  const bool vector = a.hidden * size % 16 == 0 &&
+                      is_vector(a.gated_value, size, a.value_token_stride, a.value_stream_stride);
+  with_rows(a.activation, vector, [&](auto activation, auto vectors) {
+    cuda::launch(name, device, stream, &conv_norms<decltype(activation), vectors()>,
+                 dim3(cuda::blocks(a.tokens * a.streams)),
+                 dim3(static_cast<unsigned>(row_threads(a.hidden, a.activation, kPacks))), 0, a,
+                 norms);
+  });
+}
+
 void conv_fwd_cuda(const ConvForwardArgs& a, float* norms, int device, void* stream) {
   constexpr const char* kName = "engram.conv_fwd";
   const auto size = static_cast<int64_t>(size_of(a.activation));
-  const bool reads = a.hidden * size % 16 == 0 &&
-                     is_vector(a.gated_value, size, a.value_token_stride, a.value_stream_stride);
-  if (a.tokens > 0) {
-    with_rows(a.activation, reads, [&](auto activation, auto vectors) {
-      cuda::launch(kName, device, stream, &conv_norms<decltype(activation), vectors()>,
-                   dim3(cuda::blocks(a.tokens * a.streams)),
-                   dim3(static_cast<unsigned>(row_threads(a.hidden, a.activation, kPacks))), 0, a,
-                   norms);
-    });
-  }
+  conv_norms_cuda(kName, a, norms, device, stream);
   launch_conv(kName, device, stream, GatedValues{a, norms},
               is_vector(a.out, size, a.out_token_stride, a.out_stream_stride));
 }

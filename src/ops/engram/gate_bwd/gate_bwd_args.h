@@ -17,11 +17,12 @@ struct GradientRows {
 struct GateBackwardArgs {
   // What the forward read. dot, alpha, rstd_residual, rstd_key: its statistics, or absent.
   GateForwardArgs gate;
-  GradientRows grad_out;         // A[T,n,d], only read
-  GradientRows grad_value_path;  // A[T,n,d], only read; may be grad_out
-  GradientRows grad_residual;    // A[T,n,d]
-  GradientRows grad_key;         // A[T,n,d]
-  GradientRows grad_value;       // A[T,d]
+  GradientRows grad_out;           // A[T,n,d], only read
+  GradientRows grad_value_path;    // A[T,n,d], only read; may be grad_out
+  bool value_path_is_f32 = false;  // then F32[T,n,d]; CUDA alone knows it
+  GradientRows grad_residual;      // A[T,n,d]
+  GradientRows grad_key;           // A[T,n,d]
+  GradientRows grad_value;         // A[T,d]
   // Past the caches, as in the forward: grad_residual and grad_key.
   bool streaming = false;
 };

@@ -44,27 +44,32 @@ struct TokenScalars {
 };
 
 // Where the rows of a token and stream start.
-template <class A>
+template <class A, class Path>
 struct TokenRows {
-  const A *grad_out, *value_path, *residual, *key, *value;
+  const A *grad_out, *residual, *key, *value;
+  const Path* value_path;
   A *grad_residual, *grad_key, *grad_value;
 };
 
 // What the threads of a block share about some tokens. Addresses too: a thread has no registers for
 // what makes them.
-template <class A>
+template <class A, class Path>
 struct Window {
-  TokenRows<A> rows[kWindow];
+  TokenRows<A, Path> rows[kWindow];
   TokenScalars scalars[kWindow];
   float alpha[kWindow][kMaxStreams];
   WarpSums<1> sums[2];
 
-  __device__ __forceinline__ static TokenRows<A> rows_of(const GateBackwardArgs& a, int64_t t,
-                                                         int64_t h) {
-    return {row_of<const A>(a.grad_out, t, h), row_of<const A>(a.grad_value_path, t, h),
-            residual_row<A>(a.gate, t, h),     key_row<A>(a.gate, t, h),
-            value_row<A>(a.gate, t),           row_of<A>(a.grad_residual, t, h),
-            row_of<A>(a.grad_key, t, h),       row_of<A>(a.grad_value, t)};
+  __device__ __forceinline__ static TokenRows<A, Path> rows_of(const GateBackwardArgs& a, int64_t t,
+                                                               int64_t h) {
+    return {row_of<const A>(a.grad_out, t, h),
+            residual_row<A>(a.gate, t, h),
+            key_row<A>(a.gate, t, h),
+            value_row<A>(a.gate, t),
+            row_of<const Path>(a.grad_value_path, t, h),
+            row_of<A>(a.grad_residual, t, h),
+            row_of<A>(a.grad_key, t, h),
+            row_of<A>(a.grad_value, t)};
   }
   __device__ __forceinline__ static TokenScalars scalars_of(const GateForwardArgs& a, int64_t t,
                                                             int64_t h) {
@@ -106,30 +111,53 @@ struct Segment {
   int value_begin, value_end;  // columns of grad_v
 };
 
-template <class A>
-__device__ __forceinline__ float grad_alpha_of(const Pack& grad, const Pack& value, float sum) {
-#pragma unroll
-  for (int k = 0; k < kWidth<A>; ++k) {
-    sum = fmaf(column<A>(grad, k), column<A>(value, k), sum);
+// A pack's columns of a row of gp, which is of A or of float.
+template <class A, class Path>
+struct PathPack {
+  float x[kWidth<A>];
+
+  template <bool kVector>
+  __device__ __forceinline__ void load(const Path* from, int64_t count) {
+    load_weights<kWidth<A>, kVector>(from, count, x);
   }
+  __device__ __forceinline__ float operator[](int k) const { return x[k]; }
+};
+template <class A>
+struct PathPack<A, A> {
+  Pack pack{};
+
+  template <bool kVector>
+  __device__ __forceinline__ void load(const A* from, int64_t count) {
+    pack = cuda::load_pack<kVector>(from, count);
+  }
+  __device__ __forceinline__ float operator[](int k) const { return column<A>(pack, k); }
+};
+
+template <class A, class Path>
+__device__ __forceinline__ float grad_alpha_of(const PathPack<A, Path>& grad, const Pack& value,
+                                               float sum) {
+#pragma unroll
+  for (int k = 0; k < kWidth<A>; ++k) sum = fmaf(grad[k], column<A>(value, k), sum);
   return sum;
 }
 
 // The part of grad_alpha of columns [begin, end) that a block does not hold.
-template <class A, bool kVector>
-__device__ __forceinline__ float grad_alpha_elsewhere(const A* grad, const A* value, int begin,
+template <class A, bool kVector, class Path>
+__device__ __forceinline__ float grad_alpha_elsewhere(const Path* grad, const A* value, int begin,
                                                       int end, int hidden, float sum) {
 #pragma unroll 1
   for (int at = begin + static_cast<int>(threadIdx.x) * kWidth<A>; at < min(end, hidden);
        at += static_cast<int>(blockDim.x) * kWidth<A>) {
-    sum = grad_alpha_of<A>(cuda::load_pack<kVector>(grad + at, hidden - at),
-                           cuda::load_pack<kVector>(value + at, hidden - at), sum);
+    PathPack<A, Path> pack;
+    pack.template load<kVector>(grad + at, hidden - at);
+    sum = grad_alpha_of<A>(pack, cuda::load_pack<kVector>(value + at, hidden - at), sum);
   }
   return sum;
 }
 
-template <class A, bool kVector>
-__device__ __forceinline__ void write_grad_value(const GateBackwardArgs& a, const A* value_path,
+// `value_path`: the token's row of the first stream.
+template <class A, bool kVector, class Path>
+__device__ __forceinline__ void write_grad_value(const GateBackwardArgs& a, const Path* value_path,
                                                  A* to, const Segment& part, const float* alpha) {
   const int hidden = static_cast<int>(a.gate.hidden);
   const int n = static_cast<int>(a.gate.streams);
@@ -139,19 +167,19 @@ __device__ __forceinline__ void write_grad_value(const GateBackwardArgs& a, cons
     float sum[kWidth<A>] = {};
 #pragma unroll 1
     for (int first = 0; first < n; first += kTogether) {
-      Pack grad[kTogether] = {};
+      PathPack<A, Path> grad[kTogether] = {};
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         if (first + i >= n) continue;
-        const A* row = value_path + (first + i) * a.grad_value_path.stream_stride;
-        grad[i] = cuda::load_pack<kVector>(row + at, hidden - at);
+        const Path* row = value_path + (first + i) * a.grad_value_path.stream_stride;
+        grad[i].template load<kVector>(row + at, hidden - at);
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         if (first + i >= n) continue;
 #pragma unroll
         for (int k = 0; k < kWidth<A>; ++k) {
-          sum[k] = fmaf(alpha[first + i], column<A>(grad[i], k), sum[k]);
+          sum[k] = fmaf(alpha[first + i], grad[i][k], sum[k]);
         }
       }
     }
@@ -160,9 +188,9 @@ __device__ __forceinline__ void write_grad_value(const GateBackwardArgs& a, cons
   }
 }
 
-template <class A, bool kVector>
-__device__ __forceinline__ void write_image_token(const TokenRows<A>& rows, const Segment& part,
-                                                  int hidden) {
+template <class A, bool kVector, class Path>
+__device__ __forceinline__ void write_image_token(const TokenRows<A, Path>& rows,
+                                                  const Segment& part, int hidden) {
   const int step = static_cast<int>(blockDim.x) * kWidth<A>;
   const int first = static_cast<int>(threadIdx.x) * kWidth<A>;
 #pragma unroll 1
@@ -178,13 +206,13 @@ __device__ __forceinline__ void write_image_token(const TokenRows<A>& rows, cons
   }
 }
 
-// kSeparate: gp is not go.
-template <class A, bool kVector, bool kSeparate>
+// kSeparate: gp, of Path, is not go.
+template <class A, bool kVector, class Path, bool kSeparate>
 __global__ void __launch_bounds__(kRowThreads, sizeof(A) == 2 && !kSeparate ? 2 : 1)
     gate_bwd(const __grid_constant__ GateBackwardArgs a, const GradWeightPartials partials,
              int64_t chunk_tokens, unsigned segments) {
   constexpr int kColumns = kWidth<A>;
-  __shared__ Window<A> window;
+  __shared__ Window<A, Path> window;
   const GateForwardArgs& gate = a.gate;
   const int hidden = static_cast<int>(gate.hidden);
   const unsigned parts = static_cast<unsigned>(gate.streams) * segments;
@@ -211,13 +239,13 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(A) == 2 && !kSeparate ? 2 
     }
     const int of_window = static_cast<int>(t - window_begin);
     const TokenScalars& of_token = window.scalars[of_window];
-    const TokenRows<A>& rows = window.rows[of_window];
+    const TokenRows<A, Path>& rows = window.rows[of_window];
     if (of_token.is_image) {
       write_image_token<A, kVector>(rows, of_block, hidden);
       continue;
     }
     Pack g[kPacks<A>] = {}, v[kPacks<A>] = {}, x[kPacks<A>] = {}, k[kPacks<A>] = {};
-    Pack path[kPacks<A>] = {};
+    PathPack<A, Path> path[kPacks<A>];
     float sum =
         grad_alpha_elsewhere<A, kVector>(rows.value_path, rows.value, 0, begin, hidden, 0.0f);
 #pragma unroll
@@ -225,14 +253,21 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(A) == 2 && !kSeparate ? 2 
       const int at = first + p * step;
       if (at >= hidden) continue;
       g[p] = load_passing<kVector>(rows.grad_out + at, hidden - at);
-      if constexpr (kSeparate) path[p] = load_passing<kVector>(rows.value_path + at, hidden - at);
+      if constexpr (kSeparate) {
+        path[p].template load<kVector>(rows.value_path + at, hidden - at);
+      }
       v[p] = load_passing<kVector>(rows.value + at, hidden - at);
       x[p] = load_passing<kVector>(rows.residual + at, hidden - at);
       k[p] = load_passing<kVector>(rows.key + at, hidden - at);
     }
 #pragma unroll
     for (int p = 0; p < kPacks<A>; ++p) {
-      if (first + p * step < hidden) sum = grad_alpha_of<A>(kSeparate ? path[p] : g[p], v[p], sum);
+      if (first + p * step >= hidden) continue;
+      if constexpr (kSeparate) {
+        sum = grad_alpha_of<A>(path[p], v[p], sum);
+      } else {
+        sum = grad_alpha_of<A>(PathPack<A, A>{g[p]}, v[p], sum);
+      }
     }
     sum = grad_alpha_elsewhere<A, kVector>(rows.value_path, rows.value, of_block.end, hidden,
                                            hidden, sum);
@@ -290,20 +325,23 @@ void gate_bwd_cuda(const GateBackwardArgs& a, const GradWeightPartials& partials
   const GateForwardArgs& gate = a.gate;
   if (gate.tokens == 0) return;
   const auto size = static_cast<int64_t>(size_of(gate.activation));
-  const auto fits = [&](const GradientRows& rows) {
-    return is_vector(rows.data, size, rows.token_stride, rows.stream_stride);
+  const auto fits = [&](const GradientRows& rows, bool is_f32 = false) {
+    return is_vector(rows.data, is_f32 ? 4 : size, rows.token_stride, rows.stream_stride);
   };
-  const bool vector = are_vectors(gate) && fits(a.grad_out) && fits(a.grad_value_path) &&
-                      fits(a.grad_residual) && fits(a.grad_key) && fits(a.grad_value);
-  const bool separate = a.grad_value_path.data != a.grad_out.data ||
-                        a.grad_value_path.token_stride != a.grad_out.token_stride ||
-                        a.grad_value_path.stream_stride != a.grad_out.stream_stride;
+  const bool vector = are_vectors(gate) && fits(a.grad_out) &&
+                      fits(a.grad_value_path, a.value_path_is_f32) && fits(a.grad_residual) &&
+                      fits(a.grad_key) && fits(a.grad_value);
+  const bool same = a.grad_value_path.data == a.grad_out.data &&
+                    a.grad_value_path.token_stride == a.grad_out.token_stride &&
+                    a.grad_value_path.stream_stride == a.grad_out.stream_stride;
   with_rows(gate.activation, vector, [&](auto activation, auto vectors) {
     using A = decltype(activation);
     const int threads = row_threads(gate.hidden, gate.activation, kPacks<A>);
     const int64_t columns = int64_t{threads} * kPacks<A> * kWidth<A>;
     const int64_t segments = (gate.hidden + columns - 1) / columns;
-    const auto kernel = separate ? &gate_bwd<A, vectors(), true> : &gate_bwd<A, vectors(), false>;
+    const auto kernel = a.value_path_is_f32 ? &gate_bwd<A, vectors(), float, true>
+                        : same              ? &gate_bwd<A, vectors(), A, false>
+                                            : &gate_bwd<A, vectors(), A, true>;
     cuda::launch("engram.gate_bwd", device, stream, kernel,
                  dim3(cuda::blocks(chunks_of_tokens(gate.tokens) * gate.streams * segments)),
                  dim3(static_cast<unsigned>(threads)), 0, a, partials, tokens_of_chunk(gate.tokens),

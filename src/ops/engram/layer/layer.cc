@@ -79,10 +79,13 @@ LayerForwardArgs make_args(const Call& call) {
 // By the operator itself, on the implementation of the same name.
 void fuse_weights(const Call& call, float* fused) {
   const P& p = params_of(call);
-  fused_weight(call.context,
-               {.weight_hidden = p.weight_hidden,
-                .weight_embed = p.weight_embed,
-                .weight_fused = {fused, DType::f32, {call.bound["n"], call.bound["d"]}}});
+  fused_weight(call.context, {.weight_hidden = p.weight_hidden,
+                              .weight_embed = p.weight_embed,
+                              .weight_fused = {fused,
+                                               DType::f32,
+                                               {call.bound["n"], call.bound["d"]},
+                                               p.residual.device,
+                                               p.residual.device_index}});
 }
 
 template <auto Gate>

@@ -30,10 +30,8 @@ template <class... Params>
 int64_t resident_blocks(const char* name, int device, void (*kernel)(Params...), int threads,
                         size_t shared_bytes) {
   const cuda::DeviceGuard guard(device);
-  if (shared_bytes > 48 * 1024) {
-    cuda::check(name, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shared_bytes)));
-  }
+  cuda::check(name, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(shared_bytes)));
   int of_processor = 0;
   int processors = 0;
   cuda::check(name, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_processor, kernel, threads,
