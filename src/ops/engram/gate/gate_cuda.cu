@@ -43,7 +43,8 @@ __device__ __noinline__ void image_token(const GateForwardArgs& a, int64_t t, in
 }
 
 template <class A, bool kVector>
-__global__ void __launch_bounds__(kRowThreads) gate_fwd(const __grid_constant__ GateForwardArgs a) {
+__global__ void __launch_bounds__(kRowThreads)
+    gate_fwd(const __grid_constant__ GateForwardArgs a, float scale) {
   constexpr int kColumns = kWidth<A>;
   __shared__ WarpSums<GateSums::kCount> sums;
   __shared__ float shared_alpha;
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(kRowThreads) gate_fwd(const __grid_constant__ 
   sums.put(of_thread.sum);
   __syncthreads();
   if (threadIdx.x < cuda::kWarp) {
-    const GateScalars s = gate_scalars(sums.total(0), sums.total(1), sums.total(2), a);
+    const GateScalars s = gate_scalars(sums.total(0), sums.total(1), sums.total(2), a, scale);
     const float value_squares = squares ? sums.total(3) : 0.0f;
     if (threadIdx.x == 0) {
       shared_alpha = s.alpha;
@@ -139,8 +140,8 @@ inline size_t stage_bytes(int threads) {
 
 // Block b takes tokens b / n, b / n + step, ... of stream b % n.
 template <class A>
-__global__ void __maxnreg__(72)
-    gate_walk(const __grid_constant__ GateForwardArgs a, unsigned token_step) {
+__global__ void __maxnreg__(80)
+    gate_walk(const __grid_constant__ GateForwardArgs a, float scale, unsigned token_step) {
   constexpr int kColumns = kWidth<A>;
   extern __shared__ Pack stage_memory[];
   __shared__ WarpSums<GateSums::kCount> sums[2];
@@ -204,7 +205,7 @@ __global__ void __maxnreg__(72)
     if (has_sums && threadIdx.x / cuda::kWarp == turn) {
       const WarpSums<GateSums::kCount>& of_block = sums[turn];
       const GateScalars s =
-          gate_scalars(of_block.total(0), of_block.total(1), of_block.total(2), a);
+          gate_scalars(of_block.total(0), of_block.total(1), of_block.total(2), a, scale);
       if (threadIdx.x % cuda::kWarp == 0) {
         shared_alpha[turn] = s.alpha;
         save(a, t, h, s);
@@ -238,6 +239,7 @@ void gate_fwd_cuda(const GateForwardArgs& a, int device, void* stream) {
       are_vectors(a) && (a.mode == GateMode::stats ||
                          is_vector(a.out, size, a.out_token_stride, a.out_stream_stride));
   const int threads = gate_threads(a);
+  const auto scale = gate_scale<float>(a.hidden);
   const int64_t held = int64_t{threads} * kGatePacks * (16 / size);
   if (vector && a.mode != GateMode::stats && threads > 32 && a.hidden <= held) {
     return cuda::with_activation(a.activation, [&](auto activation) {
@@ -246,13 +248,13 @@ void gate_fwd_cuda(const GateForwardArgs& a, int device, void* stream) {
       const int64_t blocks = resident_blocks("engram.gate_fwd", device, kernel, threads, bytes);
       const int64_t step = std::clamp<int64_t>(blocks / a.streams, 1, a.tokens);
       cuda::launch("engram.gate_fwd", device, stream, kernel, dim3(cuda::blocks(step * a.streams)),
-                   dim3(static_cast<unsigned>(threads)), bytes, a, step);
+                   dim3(static_cast<unsigned>(threads)), bytes, a, scale, step);
     });
   }
   with_rows(a.activation, vector, [&](auto activation, auto vectors) {
     cuda::launch("engram.gate_fwd", device, stream, &gate_fwd<decltype(activation), vectors()>,
-                 dim3(cuda::blocks(a.tokens * a.streams)),
-                 dim3(static_cast<unsigned>(gate_threads(a))), 0, a);
+                 dim3(cuda::blocks(a.tokens * a.streams)), dim3(static_cast<unsigned>(threads)), 0,
+                 a, scale);
   });
 }
 

@@ -15,33 +15,13 @@
 // the whole row. Class R: the order of sums over d depends on d and the type alone, grad_wf is
 // summed in token order over chunks that T alone decides. Tokens are independent.
 #include "core/token_chunks.h"
-#include "ops/engram/gate_bwd/gate_bwd_args.h"
-#include "ops/engram/gate_bwd/gate_bwd_math.h"
-#include "ops/engram/shared/gate_rows.cuh"
+#include "ops/engram/shared/gate_bwd_walk.cuh"
 
 namespace ehc::engram {
 
 namespace {
 
-constexpr int kWindow = 32;
-constexpr int kMaxStreams = 8;
 constexpr int kTogether = 4;  // streams whose gp is on its way for grad_v
-
-// Packs that a thread holds: the same number of columns whatever the type.
-template <class A>
-constexpr int kPacks = 16 / kWidth<A>;
-
-template <class A>
-__device__ __forceinline__ A* row_of(const GradientRows& rows, int64_t t, int64_t h = 0) {
-  return static_cast<A*>(rows.data) + t * rows.token_stride + h * rows.stream_stride;
-}
-
-// What the statistics of a token and stream say about its gradients.
-struct TokenScalars {
-  float slope_of_alpha;  // slope / grad_alpha
-  float pull_residual, pull_key;
-  bool is_flat, is_image;
-};
 
 // Where the rows of a token and stream start.
 template <class A, class Path>
@@ -51,59 +31,18 @@ struct TokenRows {
   A *grad_residual, *grad_key, *grad_value;
 };
 
-// What the threads of a block share about some tokens. Addresses too: a thread has no registers for
-// what makes them.
 template <class A, class Path>
-struct Window {
-  TokenRows<A, Path> rows[kWindow];
-  TokenScalars scalars[kWindow];
-  float alpha[kWindow][kMaxStreams];
-  WarpSums<1> sums[2];
-
-  __device__ __forceinline__ static TokenRows<A, Path> rows_of(const GateBackwardArgs& a, int64_t t,
-                                                               int64_t h) {
-    return {row_of<const A>(a.grad_out, t, h),
-            residual_row<A>(a.gate, t, h),
-            key_row<A>(a.gate, t, h),
-            value_row<A>(a.gate, t),
-            row_of<const Path>(a.grad_value_path, t, h),
-            row_of<A>(a.grad_residual, t, h),
-            row_of<A>(a.grad_key, t, h),
-            row_of<A>(a.grad_value, t)};
-  }
-  __device__ __forceinline__ static TokenScalars scalars_of(const GateForwardArgs& a, int64_t t,
-                                                            int64_t h) {
-    const auto at = [&](const StreamStatistic& from) {
-      return __ldg(from.data + t * from.token_stride + h);
-    };
-    const float dot = at(a.dot);
-    const float rstd_residual = at(a.rstd_residual);
-    const float rstd_key = at(a.rstd_key);
-    const float scale = gate_scale<float>(a.hidden);
-    const float size = magnitude(gate_logit(dot, rstd_residual, rstd_key, scale));
-    return {gate_slope(1.0f, dot, at(a.alpha), rstd_residual, rstd_key, scale, a.clamp),
-            gate_pull(dot, rstd_residual, a.hidden), gate_pull(dot, rstd_key, a.hidden),
-            gate_is_flat(size, dot, a.clamp), false};
-  }
-  // Tokens [begin, end), at most kWindow of them.
-  __device__ __forceinline__ void fill(const GateBackwardArgs& a, int64_t begin, int64_t end,
-                                       int64_t h) {
-    __syncthreads();
-    for (int64_t t = begin + threadIdx.x; t < end; t += blockDim.x) {
-      const int i = static_cast<int>(t - begin);
-      rows[i] = rows_of(a, t, h);
-      if (is_image(a.gate.image_token_mask, t)) {
-        scalars[i].is_image = true;
-        continue;
-      }
-      scalars[i] = scalars_of(a.gate, t, h);
-      const float* of_token = a.gate.alpha.data + t * a.gate.alpha.token_stride;
-#pragma unroll 1
-      for (int64_t s = 0; s < a.gate.streams; ++s) alpha[i][s] = __ldg(of_token + s);
-    }
-    __syncthreads();
-  }
-};
+__device__ __forceinline__ TokenRows<A, Path> rows_of(const GateBackwardArgs& a, int64_t t,
+                                                      int64_t h) {
+  return {row_of<const A>(a.grad_out, t, h),
+          residual_row<A>(a.gate, t, h),
+          key_row<A>(a.gate, t, h),
+          value_row<A>(a.gate, t),
+          row_of<const Path>(a.grad_value_path, t, h),
+          row_of<A>(a.grad_residual, t, h),
+          row_of<A>(a.grad_key, t, h),
+          row_of<A>(a.grad_value, t)};
+}
 
 // A block's part of a row: the packs of thread j are j, j + threads, ... from that of `begin` on.
 struct Segment {
@@ -208,65 +147,61 @@ __device__ __forceinline__ void write_image_token(const TokenRows<A, Path>& rows
 
 // kSeparate: gp, of Path, is not go.
 template <class A, bool kVector, class Path, bool kSeparate>
-__global__ void __launch_bounds__(kRowThreads, sizeof(A) == 2 && !kSeparate ? 2 : 1)
+__global__ void __launch_bounds__(kMostThreads)
     gate_bwd(const __grid_constant__ GateBackwardArgs a, const GradWeightPartials partials,
-             int64_t chunk_tokens, unsigned segments) {
+             int64_t chunk_tokens, float scale, unsigned segments) {
   constexpr int kColumns = kWidth<A>;
-  __shared__ Window<A, Path> window;
+  // Addresses are shared too: a thread has no registers for what makes them.
+  __shared__ TokenWindow window;
+  __shared__ TokenRows<A, Path> rows_of_window[kWindow];
   const GateForwardArgs& gate = a.gate;
   const int hidden = static_cast<int>(gate.hidden);
   const unsigned parts = static_cast<unsigned>(gate.streams) * segments;
   const unsigned part = blockIdx.x % parts;
   const int64_t chunk = blockIdx.x / parts;
   const int64_t h = part / segments;
-  const int step = static_cast<int>(blockDim.x) * kColumns;
+  const int width = static_cast<int>(blockDim.x) * kColumns;
   const int packs = (hidden + kColumns - 1) / kColumns;
-  const int begin = static_cast<int>(part % segments) * kPacks<A> * step;
+  const int begin = static_cast<int>(part % segments) * width;
   const auto share = [&](int64_t i) { return static_cast<int>(packs * i / parts) * kColumns; };
-  const Segment of_block = {begin, begin + kPacks<A> * step, share(part), share(part + 1)};
-  const int first = begin + static_cast<int>(threadIdx.x) * kColumns;
-  const float* weight = gate.weight_fused + h * gate.weight_stream_stride;
+  const Segment of_block = {begin, begin + width, share(part), share(part + 1)};
+  const int at = begin + static_cast<int>(threadIdx.x) * kColumns;
+  const int count = hidden - at;
+  const float* weight = gate.weight_fused + h * gate.weight_stream_stride + at;
   const int64_t end = min(gate.tokens, (chunk + 1) * chunk_tokens);
-  float grad_weight[kPacks<A>][kColumns] = {};
+  float grad_weight[kColumns] = {};
   int64_t window_begin = chunk * chunk_tokens;
   int64_t window_end = window_begin;
   int turn = 0;
+#pragma unroll 1
   for (int64_t t = window_begin; t < end; ++t) {
     if (t == window_end) {
       window_begin = t;
       window_end = min(end, t + kWindow);
-      window.fill(a, t, window_end, h);
+      window.fill(gate, scale, t, window_end, h,
+                  [&](int i, int64_t of) { rows_of_window[i] = rows_of<A, Path>(a, of, h); });
     }
     const int of_window = static_cast<int>(t - window_begin);
     const TokenScalars& of_token = window.scalars[of_window];
-    const TokenRows<A, Path>& rows = window.rows[of_window];
+    const TokenRows<A, Path>& rows = rows_of_window[of_window];
     if (of_token.is_image) {
       write_image_token<A, kVector>(rows, of_block, hidden);
       continue;
     }
-    Pack g[kPacks<A>] = {}, v[kPacks<A>] = {}, x[kPacks<A>] = {}, k[kPacks<A>] = {};
-    PathPack<A, Path> path[kPacks<A>];
+    Pack g{}, x{}, k{};
     float sum =
         grad_alpha_elsewhere<A, kVector>(rows.value_path, rows.value, 0, begin, hidden, 0.0f);
-#pragma unroll
-    for (int p = 0; p < kPacks<A>; ++p) {
-      const int at = first + p * step;
-      if (at >= hidden) continue;
-      g[p] = load_passing<kVector>(rows.grad_out + at, hidden - at);
+    if (count > 0) {
+      PathPack<A, Path> path;
+      if constexpr (kSeparate) path.template load<kVector>(rows.value_path + at, count);
+      g = load_passing<kVector>(rows.grad_out + at, count);
+      const Pack v = load_passing<kVector>(rows.value + at, count);
+      x = load_passing<kVector>(rows.residual + at, count);
+      k = load_passing<kVector>(rows.key + at, count);
       if constexpr (kSeparate) {
-        path[p].template load<kVector>(rows.value_path + at, hidden - at);
-      }
-      v[p] = load_passing<kVector>(rows.value + at, hidden - at);
-      x[p] = load_passing<kVector>(rows.residual + at, hidden - at);
-      k[p] = load_passing<kVector>(rows.key + at, hidden - at);
-    }
-#pragma unroll
-    for (int p = 0; p < kPacks<A>; ++p) {
-      if (first + p * step >= hidden) continue;
-      if constexpr (kSeparate) {
-        sum = grad_alpha_of<A>(path[p], v[p], sum);
+        sum = grad_alpha_of<A>(path, v, sum);
       } else {
-        sum = grad_alpha_of<A>(PathPack<A, A>{g[p]}, v[p], sum);
+        sum = grad_alpha_of<A>(PathPack<A, A>{g}, v, sum);
       }
     }
     sum = grad_alpha_elsewhere<A, kVector>(rows.value_path, rows.value, of_block.end, hidden,
@@ -274,48 +209,21 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(A) == 2 && !kSeparate ? 2 
     WarpSums<1>& sums = window.sums[turn ^= 1];
     sums.put({sum});
     __syncthreads();
-#pragma unroll
-    for (Pack& pack : g) keep_packed(pack);
-    const float grad_alpha = sums.total(0);
-    const float slope = of_token.is_flat ? 0.0f : grad_alpha * of_token.slope_of_alpha;
-    const float pull_residual = of_token.pull_residual;
-    const float pull_key = of_token.pull_key;
-
-#pragma unroll
-    for (int p = 0; p < kPacks<A>; ++p) {
-      const int at = first + p * step;
-      if (at >= hidden) continue;
+    const Slopes slopes(of_token, sums.total(0));
+    if (count > 0) {
       float w[kColumns];
-      load_weights<kColumns, kVector>(weight + at, hidden - at, w);
-      cuda::store_pack<kVector>(rows.grad_residual + at, cuda::make_pack<A>([&](int i) {
-                                  const float pulled = fmaf(-pull_residual, column<A>(x[p], i),
-                                                            column<A>(k[p], i) * w[i]);
-                                  return fmaf(slope, pulled, column<A>(g[p], i));
-                                }),
-                                hidden - at);
-      cuda::store_pack<kVector>(
-          rows.grad_key + at, cuda::make_pack<A>([&](int i) {
-            return fmaf(-pull_key, column<A>(k[p], i), column<A>(x[p], i) * w[i]) * slope;
-          }),
-          hidden - at);
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        grad_weight[p][i] = fmaf(column<A>(x[p], i) * slope, column<A>(k[p], i), grad_weight[p][i]);
-      }
+      load_weights<kColumns, kVector>(weight, count, w);
+      gate_gradients<A>(slopes, g, x, k, w, grad_weight,
+                        [&](const Pack& of_residual, const Pack& of_key) {
+                          cuda::store_pack<kVector>(rows.grad_residual + at, of_residual, count);
+                          cuda::store_pack<kVector>(rows.grad_key + at, of_key, count);
+                        });
     }
     write_grad_value<A, kVector>(a, rows.value_path - h * a.grad_value_path.stream_stride,
                                  rows.grad_value, of_block, window.alpha[of_window]);
   }
-
-  float* to = partials.data + chunk * partials.chunk_stride + h * partials.stream_stride;
-#pragma unroll
-  for (int p = 0; p < kPacks<A>; ++p) {
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      const int at = first + p * step + i;
-      if (at < hidden) to[at] = grad_weight[p][i];
-    }
-  }
+  store_sums(partials.data + chunk * partials.chunk_stride + h * partials.stream_stride + at, count,
+             grad_weight);
 }
 
 }  // namespace
@@ -336,16 +244,23 @@ void gate_bwd_cuda(const GateBackwardArgs& a, const GradWeightPartials& partials
                     a.grad_value_path.stream_stride == a.grad_out.stream_stride;
   with_rows(gate.activation, vector, [&](auto activation, auto vectors) {
     using A = decltype(activation);
-    const int threads = row_threads(gate.hidden, gate.activation, kPacks<A>);
-    const int64_t columns = int64_t{threads} * kPacks<A> * kWidth<A>;
+    const int threads = gate_bwd_threads<A>(gate);
+    const int64_t columns = int64_t{threads} * kWidth<A>;
     const int64_t segments = (gate.hidden + columns - 1) / columns;
+    const int64_t chunk_tokens = tokens_of_chunk(gate.tokens);
+    const int64_t chunks = chunks_of_tokens(gate.tokens);
+    if constexpr (sizeof(A) == 2 && vectors()) {
+      if (same && segments == 1 && !a.value_path_is_f32) {
+        return launch_gate_bwd_walk<A>(a, partials, chunk_tokens, chunks, device, stream);
+      }
+    }
     const auto kernel = a.value_path_is_f32 ? &gate_bwd<A, vectors(), float, true>
                         : same              ? &gate_bwd<A, vectors(), A, false>
                                             : &gate_bwd<A, vectors(), A, true>;
     cuda::launch("engram.gate_bwd", device, stream, kernel,
-                 dim3(cuda::blocks(chunks_of_tokens(gate.tokens) * gate.streams * segments)),
-                 dim3(static_cast<unsigned>(threads)), 0, a, partials, tokens_of_chunk(gate.tokens),
-                 segments);
+                 dim3(cuda::blocks(chunks * gate.streams * segments)),
+                 dim3(static_cast<unsigned>(threads)), 0, a, partials, chunk_tokens,
+                 gate_scale<float>(gate.hidden), segments);
   });
 }
 

@@ -62,13 +62,15 @@ struct GateSums {
   }
 };
 
+// `scale`: gate_scale, which takes doubles and therefore is made on the host.
 __device__ __forceinline__ GateScalars gate_scalars(float residual_squares, float key_squares,
-                                                    float dot, const GateForwardArgs& a) {
+                                                    float dot, const GateForwardArgs& a,
+                                                    float scale) {
   GateScalars s;
   s.dot = dot;
   s.rstd_residual = reciprocal_rms(residual_squares, a.hidden, a.eps);
   s.rstd_key = reciprocal_rms(key_squares, a.hidden, a.eps);
-  const float logit = gate_logit(dot, s.rstd_residual, s.rstd_key, gate_scale<float>(a.hidden));
+  const float logit = gate_logit(dot, s.rstd_residual, s.rstd_key, scale);
   s.alpha = logistic(gate_signed_root(logit, a.clamp));
   return s;
 }

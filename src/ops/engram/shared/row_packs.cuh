@@ -14,7 +14,8 @@ using cuda::column;
 using cuda::kWidth;
 using cuda::Pack;
 
-inline constexpr int kRowThreads = 512;  // at most
+inline constexpr int kRowThreads = 512;    // at most
+inline constexpr int kMostThreads = 1024;  // where a thread has one pack
 
 // Threads that share a row, each with `packs_of_thread` of it where kRowThreads suffice: by d and
 // the type alone, for it decides the order of sums.
@@ -24,14 +25,20 @@ inline int row_threads(int64_t hidden, DType activation, int packs_of_thread) {
   return static_cast<int>(std::clamp<int64_t>(warps * 32, 32, kRowThreads));
 }
 
+template <class... Params>
+void allow_shared(const char* name, int device, void (*kernel)(Params...), size_t bytes) {
+  const cuda::DeviceGuard guard(device);
+  cuda::check(name, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(bytes)));
+}
+
 // Blocks of a kernel that the device runs at once; allows the kernel that much shared memory. No
 // result depends on it.
 template <class... Params>
 int64_t resident_blocks(const char* name, int device, void (*kernel)(Params...), int threads,
                         size_t shared_bytes) {
+  allow_shared(name, device, kernel, shared_bytes);
   const cuda::DeviceGuard guard(device);
-  cuda::check(name, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         static_cast<int>(shared_bytes)));
   int of_processor = 0;
   int processors = 0;
   cuda::check(name, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_processor, kernel, threads,
@@ -110,7 +117,7 @@ __device__ __forceinline__ float warp_sum(float x) {
 // Sums over the lanes of each warp, kept for all threads.
 template <int kCount>
 struct WarpSums {
-  float of_warp[kCount][kRowThreads / cuda::kWarp];
+  float of_warp[kCount][kMostThreads / cuda::kWarp];
 
   __device__ __forceinline__ void put(const float (&sum)[kCount]) {
 #pragma unroll
