@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(kRowThreads)
 }
 
 struct GatedValues {
+  static constexpr bool kOther = false;
   ConvForwardArgs args;
   const float* norms;  // [T,n]
 
@@ -58,7 +59,8 @@ struct GatedValues {
   }
   template <class A, bool kVector>
   __device__ __forceinline__ void finish(int64_t t, int64_t h, int at, const Pack& value,
-                                         const float (&c)[kWidth<A>], int64_t count) const {
+                                         const Pack&, const float (&c)[kWidth<A>],
+                                         int64_t count) const {
     const Pack y = cuda::make_pack<A>([&](int k) { return column<A>(value, k) + fast_silu(c[k]); });
     put<A, kVector>(t, h, at, y, count);
   }

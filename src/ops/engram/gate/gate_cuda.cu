@@ -143,7 +143,7 @@ template <class A>
 __global__ void __maxnreg__(80)
     gate_walk(const __grid_constant__ GateForwardArgs a, float scale, unsigned token_step) {
   constexpr int kColumns = kWidth<A>;
-  extern __shared__ Pack stage_memory[];
+  extern __shared__ __align__(128) Pack stage_memory[];
   __shared__ WarpSums<GateSums::kCount> sums[2];
   __shared__ float shared_alpha[2];
   const Stages stages{stage_memory};
@@ -241,15 +241,20 @@ void gate_fwd_cuda(const GateForwardArgs& a, int device, void* stream) {
   const int threads = gate_threads(a);
   const auto scale = gate_scale<float>(a.hidden);
   const int64_t held = int64_t{threads} * kGatePacks * (16 / size);
+  const int64_t rows = a.tokens * a.streams;
   if (vector && a.mode != GateMode::stats && threads > 32 && a.hidden <= held) {
-    return cuda::with_activation(a.activation, [&](auto activation) {
+    bool walks = false;
+    cuda::with_activation(a.activation, [&](auto activation) {
       const auto kernel = &gate_walk<decltype(activation)>;
       const size_t bytes = stage_bytes(threads);
       const int64_t blocks = resident_blocks("engram.gate_fwd", device, kernel, threads, bytes);
-      const int64_t step = std::clamp<int64_t>(blocks / a.streams, 1, a.tokens);
+      walks = rows > blocks;
+      if (!walks) return;
+      const int64_t step = std::max<int64_t>(1, blocks / a.streams);
       cuda::launch("engram.gate_fwd", device, stream, kernel, dim3(cuda::blocks(step * a.streams)),
                    dim3(static_cast<unsigned>(threads)), bytes, a, scale, step);
     });
+    if (walks) return;
   }
   with_rows(a.activation, vector, [&](auto activation, auto vectors) {
     cuda::launch("engram.gate_fwd", device, stream, &gate_fwd<decltype(activation), vectors()>,

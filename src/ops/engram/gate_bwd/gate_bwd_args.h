@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cpu/kernel.h"
+#include "core/host_device.h"
 #include "ops/engram/gate/gate_args.h"
 
 namespace ehc::engram {
@@ -37,7 +38,14 @@ struct GradWeightRows {
 struct GradWeightPartials {
   float* data = nullptr;
   int64_t chunk_stride = 0, stream_stride = 0;
+  // F32[T,n,d] of workspace for calls of few tokens, which are not worth a walk over a chunk.
+  float* by_token = nullptr;
 };
+
+// Floats of GradWeightPartials::by_token; none: it is not used.
+EHC_HD int64_t gate_bwd_token_floats(int64_t tokens, int64_t streams, int64_t hidden) {
+  return tokens <= 128 ? tokens * streams * hidden : 0;
+}
 
 // Tokens [begin, end), one chunk: their gradients, and their sum in `grad_weight`.
 EHC_CPU_KERNEL(void gate_bwd_chunk(const GateBackwardArgs& args, int64_t begin, int64_t end,

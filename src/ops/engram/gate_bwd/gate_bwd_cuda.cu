@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kMostThreads)
              int64_t chunk_tokens, float scale, unsigned segments) {
   constexpr int kColumns = kWidth<A>;
   // Addresses are shared too: a thread has no registers for what makes them.
-  __shared__ TokenWindow window;
+  __shared__ TokenWindow<> window;
   __shared__ TokenRows<A, Path> rows_of_window[kWindow];
   const GateForwardArgs& gate = a.gate;
   const int hidden = static_cast<int>(gate.hidden);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kMostThreads)
                   [&](int i, int64_t of) { rows_of_window[i] = rows_of<A, Path>(a, of, h); });
     }
     const int of_window = static_cast<int>(t - window_begin);
-    const TokenScalars& of_token = window.scalars[of_window];
+    const TokenScalars& of_token = window.scalars[of_window][0];
     const TokenRows<A, Path>& rows = rows_of_window[of_window];
     if (of_token.is_image) {
       write_image_token<A, kVector>(rows, of_block, hidden);
@@ -226,6 +226,24 @@ __global__ void __launch_bounds__(kMostThreads)
              grad_weight);
 }
 
+// The sum of a chunk from those of its tokens: a thread per column.
+struct ChunkOfTokens {
+  GradWeightPartials partials;
+  int64_t tokens, chunk_tokens, streams, hidden;
+
+  __device__ void operator()(int64_t at) const {
+    const int64_t row = streams * hidden;
+    const int64_t chunk = at / row;
+    const float* of_token = partials.by_token + at % row;
+    const int64_t end = min(tokens, (chunk + 1) * chunk_tokens);
+    float sum = 0;
+#pragma unroll 8
+    for (int64_t t = chunk * chunk_tokens; t < end; ++t) sum += __ldg(of_token + t * row);
+    partials.data[chunk * partials.chunk_stride + at % row / hidden * partials.stream_stride +
+                  at % hidden] = sum;
+  }
+};
+
 }  // namespace
 
 void gate_bwd_cuda(const GateBackwardArgs& a, const GradWeightPartials& partials, int device,
@@ -249,18 +267,25 @@ void gate_bwd_cuda(const GateBackwardArgs& a, const GradWeightPartials& partials
     const int64_t segments = (gate.hidden + columns - 1) / columns;
     const int64_t chunk_tokens = tokens_of_chunk(gate.tokens);
     const int64_t chunks = chunks_of_tokens(gate.tokens);
+    const bool by_token = partials.by_token != nullptr;
     if constexpr (sizeof(A) == 2 && vectors()) {
-      if (same && segments == 1 && !a.value_path_is_f32) {
-        return launch_gate_bwd_walk<A>(a, partials, chunk_tokens, chunks, device, stream);
-      }
+      const bool takes = same && !a.value_path_is_f32 && segments == 1;
+      if (takes && walk_gate_bwd<A>(a, partials, chunk_tokens, chunks, device, stream)) return;
     }
     const auto kernel = a.value_path_is_f32 ? &gate_bwd<A, vectors(), float, true>
                         : same              ? &gate_bwd<A, vectors(), A, false>
                                             : &gate_bwd<A, vectors(), A, true>;
+    const int64_t row = gate.streams * gate.hidden;
     cuda::launch("engram.gate_bwd", device, stream, kernel,
-                 dim3(cuda::blocks(chunks * gate.streams * segments)),
-                 dim3(static_cast<unsigned>(threads)), 0, a, partials, chunk_tokens,
-                 gate_scale<float>(gate.hidden), segments);
+                 dim3(cuda::blocks((by_token ? gate.tokens : chunks) * gate.streams * segments)),
+                 dim3(static_cast<unsigned>(threads)), 0, a,
+                 by_token ? GradWeightPartials{partials.by_token, row, gate.hidden} : partials,
+                 by_token ? 1 : chunk_tokens, gate_scale<float>(gate.hidden), segments);
+    if (by_token) {
+      cuda::launch_each(
+          "engram.gate_bwd", device, stream, chunks * row,
+          ChunkOfTokens{partials, gate.tokens, chunk_tokens, gate.streams, gate.hidden});
+    }
   });
 }
 

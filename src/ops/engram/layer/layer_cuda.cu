@@ -18,7 +18,8 @@ void gate_fwd_cuda(const GateForwardArgs& args, int device, void* stream);
 namespace {
 
 struct LayerRows {
-  ConvForwardArgs args;  // `gated_value` is v, the same for all streams
+  static constexpr bool kOther = true;  // x
+  ConvForwardArgs args;                 // `gated_value` is v, the same for all streams
   const void* residual;
   int64_t residual_token_stride, residual_stream_stride;
   StreamStatistic alpha;
@@ -31,11 +32,9 @@ struct LayerRows {
   __device__ __forceinline__ float scale(int64_t t, int64_t h) const {
     return conv_beta(alpha_of(t, h), value_mean_square[t], args.conv.eps);
   }
-  template <class A, bool kVector>
-  __device__ __forceinline__ Pack load(int64_t t, int64_t h, int at, int64_t count) const {
-    const A* row =
-        static_cast<const A*>(residual) + t * residual_token_stride + h * residual_stream_stride;
-    return cuda::load_pack<kVector>(row + at, count);
+  template <class A>
+  __device__ __forceinline__ const A* other(int64_t t, int64_t h) const {
+    return static_cast<const A*>(residual) + t * residual_token_stride + h * residual_stream_stride;
   }
   template <class A, bool kVector>
   __device__ __forceinline__ void put(int64_t t, int64_t h, int at, const Pack& pack,
@@ -45,8 +44,8 @@ struct LayerRows {
   }
   template <class A, bool kVector>
   __device__ __forceinline__ void finish(int64_t t, int64_t h, int at, const Pack& value,
-                                         const float (&c)[kWidth<A>], int64_t count) const {
-    const Pack x = load<A, kVector>(t, h, at, count);
+                                         const Pack& x, const float (&c)[kWidth<A>],
+                                         int64_t count) const {
     const float gate = alpha_of(t, h);
     const auto sum = [&](int k) { return fmaf(gate, column<A>(value, k), column<A>(x, k)); };
     if (round_twice) {
@@ -59,7 +58,7 @@ struct LayerRows {
   }
   template <class A, bool kVector>
   __device__ __forceinline__ void image(int64_t t, int64_t h, int at, int64_t count) const {
-    put<A, kVector>(t, h, at, load<A, kVector>(t, h, at, count), count);
+    put<A, kVector>(t, h, at, cuda::load_pack<kVector>(other<A>(t, h) + at, count), count);
   }
 };
 

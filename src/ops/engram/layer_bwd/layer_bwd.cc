@@ -262,6 +262,7 @@ void run_reference(const Call& call) {
 #if EHC_HAS_CUDA
 struct DeviceScratch {
   float *fused, *gate_partials;
+  float* by_token = nullptr;
   GateStatistics statistics;
   LayerGradArrays arrays{};
 
@@ -270,6 +271,8 @@ struct DeviceScratch {
     const int64_t weights = gate.streams * gate.hidden;
     fused = workspace.take<float>(weights);
     gate_partials = workspace.take<float>(gate_weight_partials(gate.tokens) * weights);
+    const int64_t floats = gate_bwd_token_floats(gate.tokens, gate.streams, gate.hidden);
+    if (floats > 0) by_token = workspace.take<float>(floats);
     statistics = take_statistics(workspace, gate.tokens, gate.streams);
     if (has_conv(a)) arrays = take_layer_grad_arrays(workspace, gate, a.sums.partials);
   }
@@ -299,8 +302,8 @@ void run_cuda(const Call& call) {
                                  conv_prepared_row(gate.hidden)};
     args.gate.value_path_is_f32 = true;
   }
-  gate_bwd_cuda(args.gate, {s.gate_partials, gate.streams * gate.hidden, gate.hidden}, device,
-                stream);
+  gate_bwd_cuda(args.gate, {s.gate_partials, gate.streams * gate.hidden, gate.hidden, s.by_token},
+                device, stream);
   reduce_gate_weights(call, s.gate_partials, gate_weight_partials(gate.tokens));
 }
 #endif

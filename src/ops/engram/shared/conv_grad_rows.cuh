@@ -19,8 +19,9 @@
 namespace ehc::engram {
 
 struct ConvGradients {
-  ConvForwardArgs args;  // the rows of V, or v for all streams; `out` is not used
-  const void* grad_out;  // G
+  static constexpr bool kOther = true;  // G
+  ConvForwardArgs args;                 // the rows of V, or v for all streams; `out` is not used
+  const void* grad_out;                 // G
   int64_t grad_token_stride, grad_stream_stride;
   const float* scales;  // [T,n]: n = value * scale
   const float* rstd;    // [T,n]: r
@@ -40,11 +41,8 @@ struct ConvGradients {
     return scales[t * args.streams + h];
   }
   template <class A>
-  __device__ __forceinline__ Pack grad_out_pack(int64_t t, int64_t h, int at, bool vector,
-                                                int64_t count) const {
-    const A* from =
-        static_cast<const A*>(grad_out) + t * grad_token_stride + h * grad_stream_stride + at;
-    return vector ? cuda::load_pack<true>(from, count) : cuda::load_pack<false>(from, count);
+  __device__ __forceinline__ const A* other(int64_t t, int64_t h) const {
+    return static_cast<const A*>(grad_out) + t * grad_token_stride + h * grad_stream_stride;
   }
 
   // --- gc, as a source of conv_rows.cuh ---
@@ -58,8 +56,8 @@ struct ConvGradients {
   }
   template <class A, bool kVector>
   __device__ __forceinline__ void finish(int64_t t, int64_t h, int at, const Pack&,
-                                         const float (&c)[kWidth<A>], int64_t count) const {
-    const Pack grad = grad_out_pack<A>(t, h, at, kVector, count);
+                                         const Pack& grad, const float (&c)[kWidth<A>],
+                                         int64_t count) const {
     float gc[kWidth<A>];
 #pragma unroll
     for (int i = 0; i < kWidth<A>; ++i) {
@@ -235,7 +233,9 @@ __global__ void __launch_bounds__(128)
     float grad[kColumns] = {};
     if (!is_image(a, t)) {
       float n[kColumns], gu[kColumns];
-      const Pack of_out = a.grad_out_pack<A>(t, h, at.column, vector, count);
+      const A* out = a.template other<A>(t, h) + at.column;
+      const Pack of_out =
+          vector ? cuda::load_pack<true>(out, count) : cuda::load_pack<false>(out, count);
       weights.load_normal(a, t, vector, n);
       weights.input_gradient(a, cursor.of(t), t, gu, [](int, const float(&)[kColumns]) {});
       const float rstd = a.rstd[t * a.args.streams + h];

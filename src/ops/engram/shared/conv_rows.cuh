@@ -2,6 +2,7 @@
 // engram.layer_fwd: same functions, same bits.
 #pragma once
 
+#include "backends/cuda/async_copy.cuh"
 #include "core/float_formats.h"
 #include "ops/engram/conv/conv_args.h"
 #include "ops/engram/conv/conv_math.h"
@@ -94,8 +95,9 @@ struct ConvChain {
 // Sources of the convolution have
 //   args                        ConvForwardArgs: of V the rows that are read, and where Y goes
 //   scale(t, h)                 what a row is multiplied by
-//   finish<A>(t, h, column, value, c, count)   writes a pack of Y
-//   image<A>(t, h, column, count)              the same for an image token
+//   kOther, other<A>(t, h)      whether finish needs another row, and which
+//   finish<A, kVector>(t, h, column, value, other, c, count)   makes a pack of Y
+//   image<A, kVector>(t, h, column, count)                     the same for an image token
 template <class A, class Source>
 __device__ __forceinline__ const A* value_row(const Source& s, int64_t t, int64_t h) {
   return static_cast<const A*>(s.args.gated_value) + t * s.args.value_token_stride +
@@ -124,16 +126,21 @@ struct ConvPlace {
   }
 };
 
+inline constexpr int kConvThreads = 128;  // at most
+inline constexpr int kConvStages = 4;
+
 // Four taps and rows in packs of 16 bytes: a thread takes the tokens of its run that are
-// `dilation` apart, then those beside them.
+// `dilation` apart, then those beside them. The packs of the next tokens are on their way.
 template <class A, class Source>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kConvThreads)
     conv_chains(const __grid_constant__ Source s, unsigned column_blocks, int64_t run) {
   constexpr int kColumns = kWidth<A>;
+  __shared__ Pack staged[kConvStages][Source::kOther ? 2 : 1][kConvThreads];
   const ShortConv& conv = s.args.conv;
   const ConvPlace at = ConvPlace::of_thread<A>(s.args, column_blocks, run);
   if (at.column >= s.args.hidden) return;
   const int64_t h = at.stream;
+  const int lane = static_cast<int>(threadIdx.x);
   float tap[kChainTaps][kColumns];
   float norm[kColumns];
 #pragma unroll
@@ -142,53 +149,65 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int k = 0; k < kChainTaps; ++k) tap[k][i] = tap_weight(conv, h, at.column + i, k);
   }
-  ConvChain<kColumns> chain;
-  const auto step = [&](int64_t t, Pack& value, float(&c)[kColumns]) {
-    const bool image = is_image(s, t);
-    float scale = 0;
-    if (!image) {
-      value = cuda::load_pack<true>(value_row<A>(s, t, h) + at.column, kColumns);
-      scale = s.scale(t, h);
+  const auto fetch = [&](int64_t t, int stage) {
+    if (t < at.end) {
+      cuda::start_copy(&staged[stage][0][lane], value_row<A>(s, t, h) + at.column);
+      if constexpr (Source::kOther) {
+        cuda::start_copy(&staged[stage][1][lane], s.template other<A>(t, h) + at.column);
+      }
     }
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      const float u = image ? 0.0f : conv_normalised(column<A>(value, i), scale, norm[i]);
-      c[i] = chain.step(i, u, tap);
-    }
-    return image;
+    cuda::commit_copies();
   };
   const int64_t residues = min(conv.dilation, at.end - at.begin);
   for (int64_t r = 0; r < residues; ++r) {
-    SequenceCursor cursor(conv, s.args.tokens, at.begin + r);
-    for (int64_t t = at.begin + r; t < at.end; t += conv.dilation) {
-      const SequenceAt& sequence = cursor.of(t);
-      Pack value{};
-      float c[kColumns];
-      if (t == at.begin + r || t - conv.dilation < sequence.begin) {
+    const int64_t first = at.begin + r;
+    SequenceCursor cursor(conv, s.args.tokens, first);
+    // With the tokens before the run that its first one sees.
+    const int64_t before = (first - cursor.of(first).begin) / conv.dilation;
+    const int64_t start = first - min(before, int64_t{kChainTaps - 1}) * conv.dilation;
+    for (int stage = 0; stage < kConvStages; ++stage) fetch(start + stage * conv.dilation, stage);
+    int stage = 0;
+    ConvChain<kColumns> chain;
+    for (int64_t t = start; t < at.end; t += conv.dilation) {
+      const SequenceAt& sequence = cursor.of(max(t, first));
+      if (t == start || t - conv.dilation < sequence.begin) {
         chain.clear();
-        for (int64_t back = kChainTaps - 1; back > 0; --back) {
+        for (int64_t back = kChainTaps - 1; back > 0 && conv.state.data != nullptr; --back) {
           const int64_t from = t - back * conv.dilation;
-          if (from >= sequence.begin) {
-            step(from, value, c);
-          } else if (conv.state.data != nullptr) {
-            const float* row = state_row(conv, sequence, from, h) + at.column;
+          if (from >= sequence.begin) continue;
+          const float* row = state_row(conv, sequence, from, h) + at.column;
 #pragma unroll
-            for (int i = 0; i < kColumns; ++i) chain.step(i, row[i], tap);
-          }
+          for (int i = 0; i < kColumns; ++i) chain.step(i, row[i], tap);
         }
       }
-      if (step(t, value, c)) {
+      cuda::await_copies<kConvStages - 1>();
+      const bool image = is_image(s, t);
+      const Pack value = staged[stage][0][lane];
+      Pack other{};
+      if constexpr (Source::kOther) other = staged[stage][1][lane];
+      const float scale = image ? 0.0f : s.scale(t, h);
+      float c[kColumns];
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        const float u = image ? 0.0f : conv_normalised(column<A>(value, i), scale, norm[i]);
+        c[i] = chain.step(i, u, tap);
+      }
+      fetch(t + kConvStages * conv.dilation, stage);
+      stage = (stage + 1) % kConvStages;
+      if (t < first) continue;
+      if (image) {
         s.template image<A, true>(t, h, at.column, kColumns);
       } else {
-        s.template finish<A, true>(t, h, at.column, value, c, kColumns);
+        s.template finish<A, true>(t, h, at.column, value, other, c, kColumns);
       }
     }
+    cuda::await_copies<0>();
   }
 }
 
 // Any number of taps, any rows: each tap fetched for itself.
 template <class A, class Source>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kConvThreads)
     conv_directly(const __grid_constant__ Source s, unsigned column_blocks, int64_t run) {
   constexpr int kColumns = kWidth<A>;
   const ShortConv& conv = s.args.conv;
@@ -224,7 +243,12 @@ __global__ void __launch_bounds__(256)
         c[i] = fmaf(tap_weight(conv, h, at.column + i, k), u, c[i]);
       }
     }
-    s.template finish<A, false>(t, h, at.column, value, c, count);  // the last tap is t itself
+    Pack other{};
+    if constexpr (Source::kOther) {
+      other = cuda::load_pack<false>(s.template other<A>(t, h) + at.column, count);
+    }
+    // The last tap is t itself.
+    s.template finish<A, false>(t, h, at.column, value, other, c, count);
   }
 }
 
@@ -269,7 +293,7 @@ struct NextState {
   }
 };
 
-// `vector`: what finish<A> reads and writes moves in packs of 16 bytes too.
+// `vector`: all other rows of the source move in packs of 16 bytes too.
 template <class Source>
 void launch_conv(const char* name, int device, void* stream, const Source& s, bool vector) {
   const ConvForwardArgs& a = s.args;
@@ -279,15 +303,15 @@ void launch_conv(const char* name, int device, void* stream, const Source& s, bo
   cuda::with_activation(a.activation, [&](auto activation) {
     using A = decltype(activation);
     if (a.tokens > 0) {
-      constexpr int64_t kThreads = 128;
       const int64_t packs = cuda::packs_of(a.hidden, kWidth<A>);
-      const int64_t column_blocks = (packs + kThreads - 1) / kThreads;
+      const int64_t column_blocks = (packs + kConvThreads - 1) / kConvThreads;
       const int64_t threads = (packs + column_blocks * 32 - 1) / (column_blocks * 32) * 32;
       // Long enough that the history before it costs little, short enough for many blocks.
-      const int64_t share = a.tokens * column_blocks * a.streams / 4096;
-      const int64_t run =
-          std::clamp<int64_t>(share, std::min<int64_t>(8, a.tokens),
-                              4 * std::max<int64_t>(8, conv_history(a.conv.taps, a.conv.dilation)));
+      constexpr int64_t kBlocks = 2048;
+      const int64_t share = a.tokens * column_blocks * a.streams / kBlocks;
+      const int64_t history = conv_history(a.conv.taps, a.conv.dilation);
+      const int64_t run = std::clamp<int64_t>(share, std::min<int64_t>(8, a.tokens),
+                                              8 * std::max<int64_t>(8, history));
       const auto kernel = chains ? &conv_chains<A, Source> : &conv_directly<A, Source>;
       cuda::launch(name, device, stream, kernel,
                    dim3(cuda::blocks((a.tokens + run - 1) / run * a.streams * column_blocks)),

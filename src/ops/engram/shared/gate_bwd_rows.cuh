@@ -53,9 +53,11 @@ __device__ __forceinline__ TokenScalars scalars_of(const GateForwardArgs& a, flo
           gate_is_flat(size, dot, a.clamp), false};
 }
 
-// What the threads of a block share about the tokens that come next.
+// What the threads of a block share about the tokens that come next, for kStreams streams from one
+// on.
+template <int kStreams = 1>
 struct TokenWindow {
-  TokenScalars scalars[kWindow];
+  TokenScalars scalars[kWindow][kStreams];
   float alpha[kWindow][kMaxStreams];
   WarpSums<1> sums[2];
 
@@ -67,11 +69,16 @@ struct TokenWindow {
     for (int64_t t = begin + threadIdx.x; t < end; t += blockDim.x) {
       const int i = static_cast<int>(t - begin);
       each(i, t);
-      if (is_image(a.image_token_mask, t)) {
-        scalars[i].is_image = true;
-        continue;
+      const bool image = is_image(a.image_token_mask, t);
+#pragma unroll 1
+      for (int s = 0; s < kStreams; ++s) {
+        if (image) {
+          scalars[i][s].is_image = true;
+        } else {
+          scalars[i][s] = scalars_of(a, scale, t, h + s);
+        }
       }
-      scalars[i] = scalars_of(a, scale, t, h);
+      if (image) continue;
       const float* of_token = a.alpha.data + t * a.alpha.token_stride;
 #pragma unroll 1
       for (int64_t s = 0; s < a.streams; ++s) alpha[i][s] = __ldg(of_token + s);

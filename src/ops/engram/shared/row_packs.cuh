@@ -25,6 +25,14 @@ inline int row_threads(int64_t hidden, DType activation, int packs_of_thread) {
   return static_cast<int>(std::clamp<int64_t>(warps * 32, 32, kRowThreads));
 }
 
+// Bytes of shared memory that a block can have.
+inline size_t most_shared(const char* name, int device) {
+  int bytes = 0;
+  cuda::check(name,
+              cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return static_cast<size_t>(bytes);
+}
+
 template <class... Params>
 void allow_shared(const char* name, int device, void (*kernel)(Params...), size_t bytes) {
   const cuda::DeviceGuard guard(device);
@@ -126,10 +134,12 @@ struct WarpSums {
       if (threadIdx.x % cuda::kWarp == 0) of_warp[k][threadIdx.x / cuda::kWarp] = total;
     }
   }
-  // After a barrier, by a whole warp: the sum over the block, in every lane.
-  __device__ __forceinline__ float total(int k) const {
+  // After a barrier, by a whole warp: the sum over the block, in every lane; of every warp there
+  // are `of_each` sums.
+  __device__ __forceinline__ float total(int k, int of_each = 1) const {
     const int lane = threadIdx.x % cuda::kWarp;
-    return warp_sum(lane < blockDim.x / cuda::kWarp ? of_warp[k][lane] : 0.0f);
+    const int count = static_cast<int>(blockDim.x) / cuda::kWarp * of_each;
+    return warp_sum(lane < count ? of_warp[k][lane] : 0.0f);
   }
 };
 
