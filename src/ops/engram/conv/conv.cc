@@ -20,6 +20,7 @@ void conv_reference_rows(const ConvForwardArgs& args, const Real* norms, int64_t
 template <class Real>
 void conv_reference_state(const ConvForwardArgs& args, const Real* norms, int64_t begin,
                           int64_t end);
+void conv_fwd_cuda(const ConvForwardArgs& args, float* norms, int device, void* stream);
 
 namespace {
 
@@ -124,7 +125,24 @@ void run_reference(const Call& call) {
   });
 }
 
+#if EHC_HAS_CUDA
+size_t cuda_workspace(const Call& call) {
+  Workspace workspace(nullptr);
+  workspace.take<float>(call.bound["T"] * call.bound["n"]);
+  return workspace.bytes();
+}
+
+void run_cuda(const Call& call) {
+  const ConvForwardArgs args = make_args(call);
+  float* norms = Workspace(call.context.workspace()).take<float>(args.tokens * args.streams);
+  conv_fwd_cuda(args, norms, call.context.device_index(), call.context.stream());
+}
+#endif
+
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_cuda, &cuda_workspace},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_cpu<&isa::conv_prepare, &isa::conv_fwd_rows, &isa::conv_state_rows>, &cpu_workspace},

@@ -8,6 +8,7 @@
 #include "ops/engram/conv/conv_math.h"
 #include "ops/engram/conv_bwd/conv_bwd_args.h"
 #include "ops/engram/shared/conv_bwd_call.h"
+#include "ops/engram/shared/conv_grad_arrays.h"
 #include "ops/engram/shared/sequences.h"
 
 namespace ehc::engram {
@@ -23,6 +24,8 @@ void conv_bwd_reference_rows(const ConvBackwardArgs& args, const Real* norms, co
 template <class Real>
 void conv_bwd_reference_sums(const ConvBackwardArgs& args, const Real* norms, const Real* grad_conv,
                              const Real* grad_input, int64_t begin, int64_t end);
+void conv_bwd_cuda(const ConvBackwardArgs& args, const ConvGradArrays& arrays, int device,
+                   void* stream);
 
 namespace {
 
@@ -165,7 +168,32 @@ void run_reference(const Call& call) {
   });
 }
 
+#if EHC_HAS_CUDA
+ConvGradArrays take_device_arrays(Workspace& workspace, const ConvBackwardArgs& a) {
+  return take_conv_grad_arrays(workspace, a.forward.tokens, a.forward.streams, a.forward.hidden,
+                               a.sums.partials);
+}
+
+size_t cuda_workspace(const Call& call) {
+  const ConvBackwardArgs args = make_args(call);
+  Workspace workspace(nullptr);
+  take_device_arrays(workspace, args);
+  return workspace.bytes();
+}
+
+void run_cuda(const Call& call) {
+  ConvBackwardArgs args = make_args(call);
+  Workspace workspace(call.context.workspace());
+  const ConvGradArrays arrays = take_device_arrays(workspace, args);
+  args.sums.partials.data = arrays.partials;
+  conv_bwd_cuda(args, arrays, call.context.device_index(), call.context.stream());
+}
+#endif
+
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_cuda, &cuda_workspace},
+#endif
 #define EHC_LIST(isa)                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, \
    &run_cpu<&isa::conv_bwd_prepare, &isa::conv_bwd_items, &isa::conv_bwd_sums>, &cpu_workspace},

@@ -3,12 +3,15 @@
 #include <algorithm>
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/engram/shared/gate_call.h"
 #include "ops/engram/shared/gate_reference.h"
 
 namespace ehc::engram {
+
+void gate_fwd_cuda(const GateForwardArgs& args, int device, void* stream);
 
 namespace {
 
@@ -62,6 +65,9 @@ void run_cpu(const Call& call) {
 }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&make_args, &gate_fwd_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa) \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_cpu<&isa::gate_fwd_rows>, nullptr},
     EHC_EACH_ISA(EHC_LIST)

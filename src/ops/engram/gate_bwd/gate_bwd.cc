@@ -7,8 +7,12 @@
 #include "core/workspace.h"
 #include "ops/engram/shared/gate_bwd_call.h"
 #include "ops/engram/shared/gate_bwd_reference.h"
+#include "ops/engram/shared/gate_statistics.h"
 
 namespace ehc::engram {
+
+void gate_bwd_cuda(const GateBackwardArgs& args, const GradWeightPartials& partials, int device,
+                   void* stream);
 
 namespace {
 
@@ -84,7 +88,46 @@ void run_reference(const Call& call) {
   });
 }
 
+#if EHC_HAS_CUDA
+struct DeviceScratch {
+  GateStatistics statistics{};
+  float* by_token = nullptr;
+
+  DeviceScratch(Workspace& workspace, const Call& call) {
+    const Bound& bound = call.bound;
+    if (!static_cast<const P*>(call.params)->dot) {
+      statistics = take_statistics(workspace, bound["T"], bound["n"]);
+    }
+    const int64_t floats = gate_bwd_token_floats(bound["T"], bound["n"], bound["d"]);
+    if (floats > 0) by_token = workspace.take<float>(floats);
+  }
+};
+
+size_t cuda_workspace(const Call& call) {
+  Workspace workspace(nullptr);
+  DeviceScratch(workspace, call);
+  return workspace.bytes();
+}
+
+void run_cuda(const Call& call) {
+  const Tensor& partial = static_cast<const P*>(call.params)->grad_weight_partial;
+  Workspace workspace(call.context.workspace());
+  const DeviceScratch scratch(workspace, call);
+  GateBackwardArgs args = make_args(call);
+  if (args.gate.tokens == 0) return;
+  if (args.gate.dot.data == nullptr) {
+    compute_statistics(scratch.statistics, args.gate, call.context.device_index(),
+                       call.context.stream());
+  }
+  gate_bwd_cuda(args, {partial.as<float>(), partial.stride[0], partial.stride[1], scratch.by_token},
+                call.context.device_index(), call.context.stream());
+}
+#endif
+
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_cuda, &cuda_workspace},
+#endif
 #define EHC_LIST(isa)                                                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_cpu<&isa::gate_bwd_chunk>, \
    nullptr},

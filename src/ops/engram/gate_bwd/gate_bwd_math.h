@@ -16,12 +16,18 @@
 
 namespace ehc::engram {
 
+// Where no gradient passes; `size` = |z|.
+template <class Real>
+EHC_HD bool gate_is_flat(Real size, Real dot, Real clamp) {
+  return size < clamp || size == Real(0) || dot == Real(0);
+}
+
 // dL/dD. sqrt(q / |D|) as q / sqrt(|z|): the quotient of the former may overflow.
 template <class Real>
 EHC_HD Real gate_slope(Real grad_alpha, Real dot, Real alpha, Real rstd_residual, Real rstd_key,
                        Real scale, Real clamp) {
   const Real size = magnitude(gate_logit(dot, rstd_residual, rstd_key, scale));
-  if (size < clamp || size == Real(0) || dot == Real(0)) return Real(0);
+  if (gate_is_flat(size, dot, clamp)) return Real(0);
   const Real root = (rstd_residual * scale) * rstd_key / square_root(size);
   return grad_alpha * (alpha * (Real(1) - alpha)) * Real(0.5) * root;
 }

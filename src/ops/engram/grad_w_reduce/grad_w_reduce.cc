@@ -1,6 +1,7 @@
 #include "ehc/engram/grad_w_reduce.h"
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "ops/engram/grad_w_reduce/grad_w_reduce_args.h"
@@ -11,6 +12,7 @@ void grad_w_reduce_reference(const GradWReduceArgs& args, int64_t stream, int64_
                              int64_t end);
 void grad_w_reduce_reference_f32(const GradWReduceArgs& args, int64_t stream, int64_t begin,
                                  int64_t end);
+void grad_w_reduce_cuda(const GradWReduceArgs& args, int device, void* stream);
 
 namespace {
 
@@ -36,10 +38,9 @@ WeightGradient weight_gradient(const Tensor& other, const Tensor& accumulated, c
           grad.stride[0]};
 }
 
-template <auto Columns>
-void run_cpu(const Call& call) {
+GradWReduceArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);
-  const GradWReduceArgs args = {
+  return {
       .partials = call.bound["P"],
       .streams = call.bound["n"],
       .hidden = call.bound["d"],
@@ -48,6 +49,11 @@ void run_cpu(const Call& call) {
       .partial_stream_stride = p.grad_weight_partial.stride[1],
       .of_hidden = weight_gradient(p.weight_embed, p.grad_weight_hidden_acc, p.grad_weight_hidden),
       .of_embed = weight_gradient(p.weight_hidden, p.grad_weight_embed_acc, p.grad_weight_embed)};
+}
+
+template <auto Columns>
+void run_cpu(const Call& call) {
+  const GradWReduceArgs args = make_args(call);
   const int64_t grain = 1 + 65536 / ((args.partials + 4) * args.streams);
   parallel_for(call.context, args.hidden, grain, [&](int64_t begin, int64_t end) {
     for (int64_t h = 0; h < args.streams; ++h) Columns(args, h, begin, end);
@@ -55,6 +61,9 @@ void run_cpu(const Call& call) {
 }
 
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_on_device<&make_args, &grad_w_reduce_cuda>, nullptr},
+#endif
 #define EHC_LIST(isa)                                                                              \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>, &run_cpu<&isa::grad_w_reduce_columns>, \
    nullptr},

@@ -25,6 +25,8 @@ void layer_reference_rows(const LayerForwardArgs& args, const Real* alpha, const
 template <class Real>
 void layer_reference_state(const LayerForwardArgs& args, const Real* beta, int64_t begin,
                            int64_t end);
+void gate_fwd_cuda(const GateForwardArgs& args, int device, void* stream);
+void layer_fwd_cuda(const LayerForwardArgs& args, int device, void* stream);
 
 namespace {
 
@@ -77,10 +79,13 @@ LayerForwardArgs make_args(const Call& call) {
 // By the operator itself, on the implementation of the same name.
 void fuse_weights(const Call& call, float* fused) {
   const P& p = params_of(call);
-  fused_weight(call.context,
-               {.weight_hidden = p.weight_hidden,
-                .weight_embed = p.weight_embed,
-                .weight_fused = {fused, DType::f32, {call.bound["n"], call.bound["d"]}}});
+  fused_weight(call.context, {.weight_hidden = p.weight_hidden,
+                              .weight_embed = p.weight_embed,
+                              .weight_fused = {fused,
+                                               DType::f32,
+                                               {call.bound["n"], call.bound["d"]},
+                                               p.residual.device,
+                                               p.residual.device_index}});
 }
 
 template <auto Gate>
@@ -177,7 +182,41 @@ void run_reference(const Call& call) {
   });
 }
 
+#if EHC_HAS_CUDA
+// Gives `args` its arrays in the workspace.
+void take_device_arrays(Workspace& workspace, LayerForwardArgs& args) {
+  GateForwardArgs& gate = args.gate;
+  gate.weight_fused = workspace.take<float>(gate.streams * gate.hidden);
+  if (args.conv.conv_weight == nullptr) return;
+  gate.value_mean_square = workspace.take<float>(gate.tokens);
+  if (gate.alpha.data == nullptr) {
+    gate.alpha = {workspace.take<float>(gate.tokens * gate.streams), gate.streams};
+  }
+}
+
+size_t cuda_workspace(const Call& call) {
+  LayerForwardArgs args = make_args(call);
+  Workspace workspace(nullptr);
+  take_device_arrays(workspace, args);
+  return workspace.bytes();
+}
+
+void run_cuda(const Call& call) {
+  LayerForwardArgs args = make_args(call);
+  Workspace workspace(call.context.workspace());
+  take_device_arrays(workspace, args);
+  fuse_weights(call, const_cast<float*>(args.gate.weight_fused));
+  const int device = call.context.device_index();
+  void* stream = call.context.stream();
+  if (args.conv.conv_weight == nullptr) return gate_fwd_cuda(args.gate, device, stream);
+  layer_fwd_cuda(args, device, stream);
+}
+#endif
+
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_cuda, &cuda_workspace},
+#endif
 #define EHC_LIST(isa)                                                       \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>,                 \
    &run_cpu<&isa::gate_fwd_rows, &isa::layer_prepare, &isa::layer_fwd_rows, \

@@ -6,16 +6,24 @@
 #include "core/token_chunks.h"
 #include "core/workspace.h"
 #include "ehc/engram/fused_weight.h"
+#include "ehc/engram/gate_bwd.h"
 #include "ehc/engram/grad_w_reduce.h"
 #include "ops/engram/conv/conv_math.h"
 #include "ops/engram/layer_bwd/layer_bwd_args.h"
 #include "ops/engram/shared/conv_bwd_call.h"
 #include "ops/engram/shared/gate_bwd_call.h"
 #include "ops/engram/shared/gate_bwd_reference.h"
+#include "ops/engram/shared/gate_statistics.h"
 #include "ops/engram/shared/layer_bwd_reference.h"
+#include "ops/engram/shared/layer_grad_arrays.h"
 #include "ops/engram/shared/sequences.h"
 
 namespace ehc::engram {
+
+void gate_bwd_cuda(const GateBackwardArgs& args, const GradWeightPartials& partials, int device,
+                   void* stream);
+void layer_bwd_cuda(const LayerBackwardArgs& args, const LayerGradArrays& arrays, int device,
+                    void* stream);
 
 namespace {
 
@@ -81,22 +89,27 @@ bool has_conv(const LayerBackwardArgs& a) { return a.conv.conv_weight != nullptr
 // By the operators themselves, on the implementation of the same name.
 void fuse_weights(const Call& call, float* fused) {
   const P& p = params_of(call);
-  fused_weight(call.context,
-               {.weight_hidden = p.weight_hidden,
-                .weight_embed = p.weight_embed,
-                .weight_fused = {fused, DType::f32, {call.bound["n"], call.bound["d"]}}});
+  fused_weight(call.context, {.weight_hidden = p.weight_hidden,
+                              .weight_embed = p.weight_embed,
+                              .weight_fused = {fused,
+                                               DType::f32,
+                                               {call.bound["n"], call.bound["d"]},
+                                               p.residual.device,
+                                               p.residual.device_index}});
 }
 void reduce_gate_weights(const Call& call, float* partials, int64_t count) {
   const P& p = params_of(call);
-  grad_w_reduce(
-      call.context,
-      {.grad_weight_partial = {partials, DType::f32, {count, call.bound["n"], call.bound["d"]}},
-       .weight_hidden = p.weight_hidden,
-       .weight_embed = p.weight_embed,
-       .grad_weight_hidden_acc = p.grad_weight_hidden_acc,
-       .grad_weight_embed_acc = p.grad_weight_embed_acc,
-       .grad_weight_hidden = p.grad_weight_hidden,
-       .grad_weight_embed = p.grad_weight_embed});
+  grad_w_reduce(call.context, {.grad_weight_partial = {partials,
+                                                       DType::f32,
+                                                       {count, call.bound["n"], call.bound["d"]},
+                                                       p.residual.device,
+                                                       p.residual.device_index},
+                               .weight_hidden = p.weight_hidden,
+                               .weight_embed = p.weight_embed,
+                               .grad_weight_hidden_acc = p.grad_weight_hidden_acc,
+                               .grad_weight_embed_acc = p.grad_weight_embed_acc,
+                               .grad_weight_hidden = p.grad_weight_hidden,
+                               .grad_weight_embed = p.grad_weight_embed});
 }
 
 int64_t chunk_count(const LayerBackwardArgs& a) {
@@ -246,7 +259,59 @@ void run_reference(const Call& call) {
   reduce_gate_weights(call, s.gate_partial, gate.tokens == 0 ? 0 : 1);
 }
 
+#if EHC_HAS_CUDA
+struct DeviceScratch {
+  float *fused, *gate_partials;
+  float* by_token = nullptr;
+  GateStatistics statistics;
+  LayerGradArrays arrays{};
+
+  DeviceScratch(Workspace& workspace, const LayerBackwardArgs& a) {
+    const GateForwardArgs& gate = a.gate.gate;
+    const int64_t weights = gate.streams * gate.hidden;
+    fused = workspace.take<float>(weights);
+    gate_partials = workspace.take<float>(gate_weight_partials(gate.tokens) * weights);
+    const int64_t floats = gate_bwd_token_floats(gate.tokens, gate.streams, gate.hidden);
+    if (floats > 0) by_token = workspace.take<float>(floats);
+    statistics = take_statistics(workspace, gate.tokens, gate.streams);
+    if (has_conv(a)) arrays = take_layer_grad_arrays(workspace, gate, a.sums.partials);
+  }
+};
+
+size_t cuda_workspace(const Call& call) {
+  Workspace workspace(nullptr);
+  DeviceScratch(workspace, make_args(call));
+  return workspace.bytes();
+}
+
+void run_cuda(const Call& call) {
+  LayerBackwardArgs args = make_args(call);
+  Workspace workspace(call.context.workspace());
+  const DeviceScratch s(workspace, args);
+  const int device = call.context.device_index();
+  void* stream = call.context.stream();
+  GateForwardArgs& gate = args.gate.gate;
+  fuse_weights(call, s.fused);
+  gate.weight_fused = s.fused;
+  gate.value_mean_square = s.arrays.value_mean_square;
+  compute_statistics(s.statistics, gate, device, stream);
+  if (has_conv(args)) {
+    args.sums.partials.data = s.arrays.conv.partials;
+    layer_bwd_cuda(args, s.arrays, device, stream);
+    args.gate.grad_value_path = {s.arrays.grad_value, gate.streams * conv_prepared_row(gate.hidden),
+                                 conv_prepared_row(gate.hidden)};
+    args.gate.value_path_is_f32 = true;
+  }
+  gate_bwd_cuda(args.gate, {s.gate_partials, gate.streams * gate.hidden, gate.hidden, s.by_token},
+                device, stream);
+  reduce_gate_weights(call, s.gate_partials, gate_weight_partials(gate.tokens));
+}
+#endif
+
 constexpr Implementation kImplementations[] = {
+#if EHC_HAS_CUDA
+    {"cuda", Device::cuda, nullptr, &run_cuda, &cuda_workspace},
+#endif
 #define EHC_LIST(isa)                                                             \
   {"cpu." #isa, Device::cpu, &refuse_missing_isa<Isa::isa>,                       \
    &run_cpu<&isa::gate_bwd_chunk, &isa::conv_bwd_prepare, &isa::layer_bwd_chunks, \
