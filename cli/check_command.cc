@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 
 #include "cli/check.h"
@@ -19,11 +20,13 @@ struct Options {
   std::string implementation;
   std::string cases;
   int intensity = 1;
+  size_t most = 0;
+  int repeats = 50;
 };
 
 void run(const Options& o) {
   const CheckOptions options{o.device == "cuda" ? Device::cuda : Device::cpu, o.implementation,
-                             o.intensity};
+                             o.intensity, o.most, o.repeats};
   if (options.device == Device::cuda) (void)Context::cuda(0, nullptr);  // tell first
   const std::vector<const Operator*> operators = select_operators(o.operators);
   const std::vector<CaseLine> lines = select_cases(check_case_texts(), o.cases);
@@ -31,14 +34,18 @@ void run(const Options& o) {
   std::vector<CheckFailure> failures;
   size_t checked = 0;
   size_t done = 0;
-  Progress progress("check", lines.size());
+  size_t named = 0;
+  const auto parts = std::count_if(lines.begin(), lines.end(), [&](const CaseLine& line) {
+    return takes_part(line, options);
+  });
+  Progress progress("check", static_cast<size_t>(parts));
   fmt::print("{:<26} {:<16} {:>6} {:>8} {:>12} {:>10} {:>12}  {}\n", "operator", "implementation",
              "cases", "refused", "worst error", "of allowed", "calc_diff", "verdict");
   for (const Operator* op : operators) {
-    const CheckReport report = check_operator(*op, lines, options, [&](size_t of_this) {
-      progress.show(done + of_this, std::string(op->schema.name));
+    const CheckReport report = check_operator(*op, lines, options, [&](size_t) {
+      progress.show(++done, std::string(op->schema.name));
     });
-    for (const CaseLine& line : lines) done += line.op == op->schema.name ? 1 : 0;
+    for (const CaseLine& line : lines) named += line.op == op->schema.name ? 1 : 0;
     progress.clear();
     for (const CheckRow& row : report.rows) {
       checked += static_cast<size_t>(row.cases);
@@ -53,7 +60,7 @@ void run(const Options& o) {
     std::fflush(stdout);
     failures.insert(failures.end(), report.failures.begin(), report.failures.end());
   }
-  if (done == 0) throw UsageError("check: no case names one of these operators");
+  if (named == 0) throw UsageError("check: no case names one of these operators");
   if (checked == 0 && failures.empty()) {
     throw UsageError("check: no implementation '" + o.implementation + "' on device " + o.device +
                      " ran any case");
@@ -81,6 +88,10 @@ void add_check_command(CLI::App& app) {
   check->add_option("--cases", options->cases, "file of cases; see docs/cases.md");
   check->add_option("--intensity", options->intensity, "1 quick, 2 thorough, 3 long")
       ->check(CLI::Range(1, 3));
+  check->add_option("--most", options->most,
+                    "so many cases of each operator, spread over its list; 0: all");
+  check->add_option("--repeats", options->repeats, "runs of a case that must be alike, on a device")
+      ->check(CLI::Range(0, 100000));
   check->callback([options] { run(*options); });
 }
 
