@@ -153,8 +153,9 @@ std::string refuse_seconds(const std::string& text) {
 // On the first case of `ehc check` that has no empty input.
 void run_first_call(const Options& o) {
   if (o.operators.size() != 1) {
-    throw UsageError("bench: --first-call: expected one operator, because a process has one first "
-                     "call");
+    throw UsageError(
+        "bench: --first-call: expected one operator, because a process has one first "
+        "call");
   }
   const Operator& op = *select_operators(o.operators).front();
   for (const CaseLine& line : select_cases(check_case_texts(), o.cases)) {

@@ -68,8 +68,8 @@ std::vector<CaseLine> expand_pairwise(const CaseLine& line) {
     return chosen;
   };
   const auto refuses = [&](int k, int i, int l, int j) {
-    return most > 0 && product_of(one({{static_cast<size_t>(k), i}, {static_cast<size_t>(l), j}}),
-                                  keys) > most;
+    return most > 0 &&
+           product_of(one({{static_cast<size_t>(k), i}, {static_cast<size_t>(l), j}}), keys) > most;
   };
   std::vector<CaseLine> cases;
   for (const std::vector<int>& combination : pairwise(counts, refuses)) {

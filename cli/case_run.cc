@@ -243,8 +243,8 @@ int64_t PlacedCase::count_differing_repeats(int times) {
   for (size_t i = 0; i < placed_.size(); ++i) {
     if (!is_written_[i]) continue;
     const Buffer& memory = placed_[i].memory();
-    Copies& c = copies.emplace_back(Copies{&memory, Buffer(context_, memory.bytes()),
-                                           Buffer(context_, memory.bytes())});
+    Copies& c = copies.emplace_back(
+        Copies{&memory, Buffer(context_, memory.bytes()), Buffer(context_, memory.bytes())});
     c.before.upload(placed_[i].original().data());
     cuda_support::copy_within_device(device, context_.stream(), c.after.data(), memory.data(),
                                      memory.bytes());
@@ -256,8 +256,8 @@ int64_t PlacedCase::count_differing_repeats(int times) {
   context_.set_workspace(workspace_.data(), workspace_.bytes());
   for (int i = 0; i < times; ++i) {
     for (const Copies& c : copies) {
-      cuda_support::copy_within_device(device, context_.stream(), c.memory->data(),
-                                       c.before.data(), c.memory->bytes());
+      cuda_support::copy_within_device(device, context_.stream(), c.memory->data(), c.before.data(),
+                                       c.memory->bytes());
     }
     call_.run(context_);
     for (const Copies& c : copies) {

@@ -17,8 +17,8 @@ enum class Layout {
   padded,      // rows and tokens apart by whole cache lines: rows stay aligned
   misaligned,  // contiguous, one element past an aligned address
   aliased,     // outputs that may share an input's memory do
-  bare,        // allocations without guards, outputs never written before: for tools that watch memory
-  far,         // tokens so far apart that offsets exceed 2^31 elements
+  bare,  // allocations without guards, outputs never written before: for tools that watch memory
+  far,   // tokens so far apart that offsets exceed 2^31 elements
 };
 // Those of every case; `bare` and `far` are asked for.
 inline constexpr Layout kLayouts[] = {Layout::contiguous, Layout::strided, Layout::padded,
@@ -51,8 +51,8 @@ class PlacedTensor {
   Buffer memory_;
   // What lies in memory: of `far`, the elements of each token with guards, one after the other.
   std::vector<std::byte> original_;
-  Tensor image_;           // where in it the elements are
-  size_t offset_ = 0;      // of the first element in a piece
+  Tensor image_;       // where in it the elements are
+  size_t offset_ = 0;  // of the first element in a piece
   int64_t pieces_ = 1;
   size_t piece_bytes_ = 0;
   size_t piece_step_ = 0;  // from one to the next in memory
@@ -88,7 +88,8 @@ class PlacedCase {
   // Runs it once, and waits.
   void run();
   // Runs it `times` more on a device, each time with the memory as it was before the first run; how
-  // many bytes of outputs and their surroundings differ from what the first left, in 16-byte pieces.
+  // many bytes of outputs and their surroundings differ from what the first left, in 16-byte
+  // pieces.
   int64_t count_differing_repeats(int times);
   [[nodiscard]] RunResult result() const;
 

@@ -139,9 +139,8 @@ void Checker::check_implementation(const CaseInputs& inputs, const Expected& exp
                                    CheckRow& row) {
   const PretendedCache small_call(SIZE_MAX);
   const bool on_device = options_.device != Device::cpu;
-  const RunResult base =
-      run_case(inputs, inputs.tensors(), context(),
-               {row.implementation, Layout::contiguous, 0xcd, on_device});
+  const RunResult base = run_case(inputs, inputs.tensors(), context(),
+                                  {row.implementation, Layout::contiguous, 0xcd, on_device});
   if (!base.refusal.empty()) {
     ++row.refused;
     return;
@@ -270,7 +269,9 @@ void Checker::check_layout(const CaseInputs& inputs, const RunResult& base, Layo
 
 bool takes_part(const CaseLine& line, const CheckOptions& options) {
   const std::string_view device = options.device == Device::cpu ? "cpu" : "cuda";
-  return line.level <= options.intensity && (line.device == "any" || line.device == device);
+  const bool is_due =
+      options.level > 0 ? line.level == options.level : line.level <= options.intensity;
+  return is_due && (line.device == "any" || line.device == device);
 }
 
 CheckReport check_operator(const Operator& op, const std::vector<CaseLine>& lines,

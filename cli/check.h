@@ -15,6 +15,7 @@ struct CheckOptions {
   Device device = Device::cpu;
   std::string implementation;  // one, or a family such as "cpu"; empty: all
   int intensity = 1;
+  int level = 0;     // cases of this level alone, whatever the intensity; 0: all up to that
   size_t most = 0;   // cases of an operator, spread over its list; 0: all
   int repeats = 50;  // of a case on a device
 };

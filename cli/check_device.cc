@@ -18,8 +18,8 @@ namespace ehc::cli {
 void Checker::check_device(const CaseInputs& inputs, const RunResult& base, CheckRow& row) {
   const CaseLine& line = inputs.line();
   const auto compare_with = [&](Context& on, unsigned char poison, const std::string& how) {
-    const RunResult again = run_case(inputs, inputs.tensors(), on,
-                                     {row.implementation, Layout::contiguous, poison});
+    const RunResult again =
+        run_case(inputs, inputs.tensors(), on, {row.implementation, Layout::contiguous, poison});
     if (!sound(inputs, again, row)) return;
     const std::string what = differing_bits(inputs, base, again);
     if (!what.empty()) fail_row(line, row, what + " " + how);
@@ -77,8 +77,8 @@ Repeated repeat_tokens(const Context& context, const Tensor& host, int axis, int
   const Blocks blocks = blocks_of(host, axis);
   auto* to = static_cast<std::byte*>(out.memory.data());
   for (int64_t b = 0; b < blocks.count && blocks.bytes > 0; ++b) {
-    const auto* from = static_cast<const std::byte*>(once.data()) +
-                       static_cast<size_t>(b) * blocks.bytes;
+    const auto* from =
+        static_cast<const std::byte*>(once.data()) + static_cast<size_t>(b) * blocks.bytes;
     std::byte* block = to + static_cast<size_t>(b * times) * blocks.bytes;
     const auto copy = [&](size_t at, const std::byte* source, size_t bytes) {
       cuda_support::copy_within_device(context.device_index(), context.stream(), block + at, source,
@@ -117,8 +117,8 @@ Repeated repeat_sequences(const Context& context, const Tensor* borders, int64_t
 
 // `tokens=N`: the tokens of the case, repeated until there are N or more, so that offsets may go
 // beyond what memory of the host or 32 bits hold. Each repetition must have the bits of the case;
-// where the contract promises none (backward operators, BatchDependent), differing bits are compared
-// by the rule, in the first, a middle and the last repetition.
+// where the contract promises none (backward operators, BatchDependent), differing bits are
+// compared by the rule, in the first, a middle and the last repetition.
 void Checker::check_many_tokens(const CaseInputs& inputs, const Expected& expected,
                                 const RunResult& base, CheckRow& row) {
   const CaseLine& line = inputs.line();
@@ -135,8 +135,7 @@ void Checker::check_many_tokens(const CaseInputs& inputs, const Expected& expect
     const Tensor& host = inputs.tensors()[i];
     if (spec.is_output) continue;
     if (spec.name == "cu_seqlens") {
-      placed.push_back(
-          repeat_sequences(on, host.present() ? &host : nullptr, tokens, times));
+      placed.push_back(repeat_sequences(on, host.present() ? &host : nullptr, tokens, times));
     } else if (host.present()) {
       const int axis = token_axis(spec.shape);
       placed.push_back(repeat_tokens(on, host, std::max(axis, 0), axis < 0 ? 1 : times));

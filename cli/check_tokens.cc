@@ -94,9 +94,8 @@ void Checker::check_token_alone(const CaseInputs& inputs, const RunResult& base,
     for (int k = 0; k < one.rank; ++k) {
       if (one.shape[k] != output.tensor.shape[k]) axes[i] = k;
     }
-    slice.outputs.push_back(
-        {output.slot,
-         joined({output.tensor.slice(axes[i], token, token + 1)}, axes[i], slice.memory)});
+    slice.outputs.push_back({output.slot, joined({output.tensor.slice(axes[i], token, token + 1)},
+                                                 axes[i], slice.memory)});
   }
   const std::string what = differing_bits(inputs, slice, single);
   if (!what.empty()) {
@@ -118,13 +117,12 @@ void Checker::check_other_places(const CaseInputs& inputs, const RunResult& base
     if (!sound(inputs, other, row)) continue;
     RunResult expected;
     for (size_t i = 0; i < base.outputs.size(); ++i) {
-      expected.outputs.push_back({base.outputs[i].slot, rotated(base.outputs[i].tensor, axes[i],
-                                                                first, expected.memory)});
+      expected.outputs.push_back(
+          {base.outputs[i].slot, rotated(base.outputs[i].tensor, axes[i], first, expected.memory)});
     }
     const std::string what = differing_bits(inputs, expected, other);
     if (!what.empty()) {
-      return fail_row(inputs.line(), row,
-                      fmt::format("{} when token {} comes first", what, first));
+      return fail_row(inputs.line(), row, fmt::format("{} when token {} comes first", what, first));
     }
   }
 }

@@ -27,7 +27,9 @@ class Pairs {
       }
     }
   }
-  [[nodiscard]] bool is_refused(int k, int i, int l, int j) { return at(k, i, l, j) == State::refused; }
+  [[nodiscard]] bool is_refused(int k, int i, int l, int j) {
+    return at(k, i, l, j) == State::refused;
+  }
   [[nodiscard]] bool is_open(int k, int i, int l, int j) { return at(k, i, l, j) == State::open; }
   void cover(int k, int i, int l, int j) { at(k, i, l, j) = State::covered; }
 

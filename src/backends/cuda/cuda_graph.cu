@@ -1,8 +1,7 @@
-#include "core/cuda_graph.h"
-
 #include <vector>
 
 #include "backends/cuda/launch.cuh"
+#include "core/cuda_graph.h"
 
 namespace ehc::cuda_graph {
 

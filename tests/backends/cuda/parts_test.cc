@@ -1,5 +1,5 @@
-// Class E between operators: what a fused operator gives has the bits of its parts, on the CPU and on
-// a device.
+// Class E between operators: what a fused operator gives has the bits of its parts, on the CPU and
+// on a device.
 #include "tests/backends/cuda/device_support.h"
 
 namespace ehc {
@@ -28,8 +28,8 @@ class Parts : public testing::TestWithParam<Device> {
   std::optional<cuda_graph::Stream> stream_;
 };
 
-#define EHC_NEEDS(...)                                              \
-  if (GetParam() == Device::cuda) EHC_NEEDS_DEVICE();               \
+#define EHC_NEEDS(...)                                \
+  if (GetParam() == Device::cuda) EHC_NEEDS_DEVICE(); \
   if (!available({__VA_ARGS__})) GTEST_SKIP() << "not on this device"
 
 cli::CaseInputs inputs_of(const std::string& line) {
@@ -54,8 +54,11 @@ Words fused(std::initializer_list<const char*> names) {
 const Words kNorm = {{"norm_eps", "1e-6"}};
 const Words kSplit = {{"pre_eps", "1e-6"}, {"post_mult", "2"}};
 const Words kSinkhorn = {{"repeat", "20"}, {"eps", "1e-6"}};
-const Words kRules = {{"norm_eps", "1e-6"}, {"pre_eps", "1e-6"},       {"post_mult", "2"},
-                      {"repeat", "20"},     {"sinkhorn_eps", "1e-6"}};
+const Words kRules = {{"norm_eps", "1e-6"},
+                      {"pre_eps", "1e-6"},
+                      {"post_mult", "2"},
+                      {"repeat", "20"},
+                      {"sinkhorn_eps", "1e-6"}};
 
 Words operator+(Words a, const Words& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -119,19 +122,20 @@ TEST_P(Parts, BigFuseHasTheBitsOfItsOperators) {
             "mhc.pre_apply_fwd");
   for (const Shape& s : kShapes) {
     for (const char* splits : {"1", "2", "7", "16"}) {
-      const std::string line = "mhc.pre_big_fuse norm_eps=1e-6 pre_eps=1e-6 post_mult=2 repeat=20 "
-                               "sinkhorn_eps=1e-6 S=" +
-                               std::string(splits) + s.text();
+      const std::string line =
+          "mhc.pre_big_fuse norm_eps=1e-6 pre_eps=1e-6 post_mult=2 repeat=20 "
+          "sinkhorn_eps=1e-6 S=" +
+          std::string(splits) + s.text();
       const cli::CaseInputs inputs = inputs_of(line);
       NamedCalls calls = calls_with(context(), inputs);
-      calls.call("mhc.pre_big_fuse", kRules,
-                 {{"mul_partial", "mul_partial"},
-                  {"sqr_partial", "sqr_partial"},
-                  {"scale", "scale"},
-                  {"base", "base"},
-                  {"residual", "residual"}},
-                 fused({"layer_input"}) +
-                     Words{{"post", "fused.new_post"}, {"comb", "fused.new_comb"}});
+      calls.call(
+          "mhc.pre_big_fuse", kRules,
+          {{"mul_partial", "mul_partial"},
+           {"sqr_partial", "sqr_partial"},
+           {"scale", "scale"},
+           {"base", "base"},
+           {"residual", "residual"}},
+          fused({"layer_input"}) + Words{{"post", "fused.new_post"}, {"comb", "fused.new_comb"}});
       calls.call("mhc.reduce_partials_fwd",
                  kNorm + Words{{"k", std::to_string(int64_t{s.streams} * s.width)}},
                  {{"mul_partial", "mul_partial"}, {"sqr_partial", "sqr_partial"}}, {});
@@ -171,8 +175,9 @@ TEST_P(Parts, SeamsHaveTheBitsOfPostAndPre) {
     for (const bool single_pass : {false, true}) {
       const std::string op = single_pass ? "mhc.seam_single_pass_fwd" : "mhc.seam_classic_fwd";
       const cli::CaseInputs inputs =
-          inputs_of(op + " with=norm_weight norm_eps=1e-6 pre_eps=1e-6 post_mult=2 repeat=20 "
-                         "sinkhorn_eps=1e-6" +
+          inputs_of(op +
+                    " with=norm_weight norm_eps=1e-6 pre_eps=1e-6 post_mult=2 repeat=20 "
+                    "sinkhorn_eps=1e-6" +
                     s.text());
       NamedCalls calls = calls_with(context(), inputs);
       Words names = {{"layer_output", "layer_output"},
@@ -260,8 +265,7 @@ TEST_P(Parts, GateHasTheSameBitsSavedOrNot) {
     Context on = context();
     NamedCalls calls = calls_with(on, inputs);
     const Words rules = {{"eps", "1e-6"}, {"clamp", "1e-6"}};
-    const Words names = {
-        {"residual", "residual"}, {"kv", "kv"}, {"weight_fused", "weight_fused"}};
+    const Words names = {{"residual", "residual"}, {"kv", "kv"}, {"weight_fused", "weight_fused"}};
     calls.call("engram.gate_fwd", rules + Words{{"save", "true"}}, names, fused({"out"}));
     calls.call("engram.gate_fwd", rules, names, {});
     expect_same(calls, {"out"}, s.text());
@@ -291,7 +295,8 @@ TEST_P(Parts, LayerWithoutConvolutionHasTheBitsOfTheGate) {
 TEST_P(Parts, GatherOf8BitRowsHasTheBitsOfTheirValues) {
   EHC_NEEDS("engram.gather_dequant", "engram.dequant_rows", "engram.gather_fwd");
   for (const char* type : {"BF16", "F16", "F32"}) {
-    const cli::CaseInputs inputs = inputs_of("engram.gather_dequant T=31 Nmax=3 Kh=4 rows=50 hd=96");
+    const cli::CaseInputs inputs =
+        inputs_of("engram.gather_dequant T=31 Nmax=3 Kh=4 rows=50 hd=96");
     NamedCalls calls = calls_with(context(), inputs);
     calls.call("engram.gather_dequant", {{"out_dtype", type}},
                {{"weight", "weight"}, {"scale", "scale"}, {"indices", "indices"}},

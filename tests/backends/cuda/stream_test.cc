@@ -47,8 +47,7 @@ TEST(CudaStream, TwoStreamsOfTwoThreadsDoNotMeet) {
   Context context = Context::cuda(0, nullptr);
   for (const Operator* op : operators_on(Device::cuda)) {
     inputs.emplace_back(*op, first_case(*op));
-    expected.push_back(
-        bits_of(cli::run_case(inputs.back(), inputs.back().tensors(), context, {})));
+    expected.push_back(bits_of(cli::run_case(inputs.back(), inputs.back().tensors(), context, {})));
   }
   std::vector<std::string> wrong[2];
   const auto work = [&](std::vector<std::string>& found) {

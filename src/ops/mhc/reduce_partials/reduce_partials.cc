@@ -32,8 +32,8 @@ constexpr auto kBackwardTable =
           in<&B::grad_mixes>("grad_mixes", "F32[T,M]"), in<&B::mul>("mul", "F32[T,G?,M]"),
           in<&B::sqr>("sqr", "F32[T,G?]"), attribute<&B::k>("k").at_least(1),
           attribute<&B::norm_eps>("norm_eps").positive(), attribute<&B::rms>("rms", "mean/norm"),
-          out<&B::grad_mul>("grad_mul", "F32[T,G?,M]").exact(), out<&B::grad_sqr>("grad_sqr", "F32[T,G?]"),
-          flops("T*G*(3*M+5)"));
+          out<&B::grad_mul>("grad_mul", "F32[T,G?,M]").exact(),
+          out<&B::grad_sqr>("grad_sqr", "F32[T,G?]"), flops("T*G*(3*M+5)"));
 
 template <class P>
 void check_groups_divide(const Schema& schema, const Bound& bound, const void* params) {
