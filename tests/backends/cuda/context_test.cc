@@ -1,4 +1,5 @@
 // Contexts on a device: what they refuse, and workspace.
+#include "cli/op_file.h"
 #include "tests/backends/cuda/device_support.h"
 
 namespace ehc {
@@ -13,6 +14,23 @@ TEST(CudaContext, RefusesADeviceThatIsNotThere) {
   const std::string text = error_text([] { (void)Context::cuda(1000, nullptr); }, kind);
   EXPECT_EQ(kind, ErrorKind::unavailable) << text;
   EXPECT_NE(text.find("device 'cuda'"), std::string::npos) << text;
+}
+
+// Values are in host memory before `ehc op` hands them to a device; here too without one.
+TEST(CudaContext, ValuesAreCheckedBeforeTheyGoToTheDevice) {
+  const int32_t ids[5] = {1, 2, 3, 4, 5};
+  const int32_t borders[3] = {0, 4, 3};  // not ascending
+  DynamicCall call(*find_operator("engram.window"));
+  call.set_input("ids", Tensor(ids, DType::i32, {5}));
+  call.set_input("cu_seqlens", Tensor(borders, DType::i32, {3}));
+  call.set_attribute("max_ngram", int64_t{3});
+  call.set_attribute("pad_id", int64_t{0});
+  call.set_attribute_text("blocking", "slot");
+  ErrorKind kind = ErrorKind::internal;
+  const std::string text =
+      error_text([&] { cli::run_call(call, Device::cuda, {}, 1); }, kind);
+  EXPECT_EQ(kind, ErrorKind::contract) << text;
+  EXPECT_NE(text.find("cu_seqlens"), std::string::npos) << text;
 }
 
 TEST(CudaContext, KeepsItsDeviceAndStream) {
