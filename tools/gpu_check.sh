@@ -79,7 +79,7 @@ sanitize() {
       continue
     fi
     run compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
-      "$here/ehc" check --device cuda --most 4 --repeats 1 "${list[@]}"
+      "$here/ehc" check --device cuda --most 12 --repeats 1 "${list[@]}"
   done
   rm -f "$out/probe.txt"
 }
@@ -92,7 +92,7 @@ first() {
 bench() {
   cat "$here"/cases/*.txt >"$out/bench.cases"
   run "$here/ehc" bench --device cuda --cases "$out/bench.cases" --json "$out/$part.json" \
-    --intensity 2 --seconds 0.05 "${bench_options[@]}" "${names[@]}"
+    "${bench_options[@]}" "${names[@]}"
 }
 
 run_part() {
@@ -131,7 +131,7 @@ export LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 device=$("$here/ehc" info | sed -n 's/^cuda:0 *//p')
 driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -1 || true)
 read -ra check_options <<<"${EHC_CHECK:-}"
-read -ra bench_options <<<"${EHC_BENCH:-}"
+read -ra bench_options <<<"${EHC_BENCH:---intensity 2 --seconds 0.05}"
 any_failed=0
 if [[ $wanted == all ]]; then
   for each in "${kParts[@]}"; do run_part "$each"; done

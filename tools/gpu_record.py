@@ -11,7 +11,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 FIRST = re.compile(r"^(\S+) +first ([\d.]+) ms, second ([\d.]+) ms, device started in (\d+) ms")
-SANITIZER = re.compile(r"^\$ compute-sanitizer --tool (\w+)|^(compute-sanitizer (\w+): REFUSED.*)|ERROR SUMMARY: (\d+) error")
+SANITIZER = re.compile(r"^\$ compute-sanitizer --tool (\w+)|^(compute-sanitizer (\w+): REFUSED.*)|(?:ERROR SUMMARY: |RACECHECK SUMMARY: \d+ hazards displayed \()(\d+) error")
 PART_ORDER = ["tests", "check-1", "check-2", "check-3", "check-4", "large", "sanitize", "first", "bench"]
 
 

@@ -28,7 +28,9 @@ constexpr auto kBackwardTable =
           in<&B::grad_fn_acc>("grad_fn_acc", "F32[M,K]").optional(),
           in<&B::grad_norm_weight_acc>("grad_norm_weight_acc", "F32[K]").optional(),
           out<&B::grad_fn>("grad_fn", "F32[M,K]").exact().may_alias("grad_fn_acc"),
-          out<&B::grad_norm_weight>("grad_norm_weight", "F32[K]").may_alias("grad_norm_weight_acc"),
+          out<&B::grad_norm_weight>("grad_norm_weight", "F32[K]")
+              .exact()
+              .may_alias("grad_norm_weight_acc"),
           flops("4*M*K"));
 
 // Columns of which a thread takes at least so many.
