@@ -13,7 +13,7 @@ namespace ehc::cli {
 
 struct CheckOptions {
   Device device = Device::cpu;
-  std::string implementation;  // one, or a family such as "cpu"; empty: all
+  std::string implementation{};  // one, or a family such as "cpu"; empty: all
   int intensity = 1;
   int level = 0;     // cases of this level alone, whatever the intensity; 0: all up to that
   size_t most = 0;   // cases of an operator, spread over its list; 0: all
