@@ -42,31 +42,35 @@ Tensor rotated(const Tensor& t, int axis, int64_t first,
 
 }  // namespace
 
-bool tokens_are_apart(const Schema& schema) {
+TokenBits token_bits(const Schema& schema) {
+  if (schema.name.ends_with("_bwd")) return TokenBits::neighbours;
   bool any = false;
+  bool by_count = schema.is_batch_dependent;
   for (const TensorSpec& s : schema.tensors) {
-    if (s.name == "cu_seqlens" || s.name == "state") return false;
+    if (s.name == "cu_seqlens" || s.name == "state") return TokenBits::neighbours;
     if (!s.is_output) continue;
     const int axis = token_axis(s.shape);
-    if (axis < 0) return false;
-    if (axis > 0 && s.shape.dims[0].is_symbol() && s.shape.dims[0].steps[0].value == symbol("S")) {
-      return false;  // the number of splits depends on T
-    }
+    if (axis < 0) return TokenBits::neighbours;
+    const Expression& first = s.shape.dims[0];
+    // The number of splits depends on T.
+    by_count = by_count || (axis > 0 && first.is_symbol() && first.steps[0].value == symbol("S"));
     any = true;
   }
-  return any && !schema.name.ends_with("_bwd");
+  if (!any) return TokenBits::neighbours;
+  return by_count ? TokenBits::count : TokenBits::token;
 }
 
 // The first, a middle and the last token, each in a call of its own; on a device all at two other
-// places too. An operator whose bits may depend on T has only the latter.
+// places too, which is all that may be asked where bits depend on T.
 void Checker::check_tokens(const CaseInputs& inputs, const RunResult& base, CheckRow& row) {
   const int64_t tokens = inputs.tokens();
-  if (tokens < 2 || inputs.lead_rank() > 1 || !tokens_are_apart(op_.schema)) return;
+  const TokenBits bits = token_bits(op_.schema);
+  if (tokens < 2 || inputs.lead_rank() > 1 || bits == TokenBits::neighbours) return;
   std::vector<int> axes;
   for (const RunResult::Output& output : base.outputs) {
     axes.push_back(token_axis(inputs.spec_of(output.slot).shape));
   }
-  if (!op_.schema.is_batch_dependent) {
+  if (bits == TokenBits::token) {
     for (const int64_t t : {int64_t{0}, tokens / 2, tokens - 1}) {
       check_token_alone(inputs, base, t, axes, row);
     }

@@ -77,8 +77,12 @@ class Checker {
   std::optional<Context> on_stream_;
 };
 
-// Does a token's output depend on that token alone (no sequence or state)? Backward operators do
-// not promise the same bits.
-bool tokens_are_apart(const Schema& schema);
+// On what the bits of a token's outputs may depend beside the token itself.
+enum class TokenBits {
+  token,      // nothing else: class B
+  count,      // the number of tokens, but not their order (BatchDependent; outputs with an axis S)
+  neighbours  // sequences, state, sums over tokens; or a backward operator, which promises less
+};
+TokenBits token_bits(const Schema& schema);
 
 }  // namespace ehc::cli
