@@ -27,8 +27,7 @@ TEST(CudaContext, ValuesAreCheckedBeforeTheyGoToTheDevice) {
   call.set_attribute("pad_id", int64_t{0});
   call.set_attribute_text("blocking", "slot");
   ErrorKind kind = ErrorKind::internal;
-  const std::string text =
-      error_text([&] { cli::run_call(call, Device::cuda, {}, 1); }, kind);
+  const std::string text = error_text([&] { cli::run_call(call, Device::cuda, {}, 1); }, kind);
   EXPECT_EQ(kind, ErrorKind::contract) << text;
   EXPECT_NE(text.find("cu_seqlens"), std::string::npos) << text;
 }

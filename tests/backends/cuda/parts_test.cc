@@ -117,6 +117,62 @@ TEST_P(Parts, PreHasTheBitsOfItsOperators) {
   }
 }
 
+TEST_P(Parts, PreBackwardInAChainHasTheBitsOfItsOperators) {
+  EHC_NEEDS("mhc.pre_bwd", "mhc.pre_fwd", "mhc.merge_fwd", "mhc.pre_apply_bwd", "mhc.sinkhorn_bwd",
+            "mhc.split_bwd", "mhc.split_bwd_reduce", "mhc.reduce_partials_bwd", "mhc.norm_fn_bwd",
+            "mhc.merge_bwd");
+  for (const Shape& s : kShapes) {
+    const cli::CaseInputs inputs = inputs_of(
+        "mhc.pre_bwd with=norm_weight,grad_layer_input,grad_post,grad_comb norm_eps=1e-6 "
+        "pre_eps=1e-6 post_mult=2 repeat=20 sinkhorn_eps=1e-6" +
+        s.text());
+    NamedCalls calls = calls_with(context(), inputs);
+    const Words parameters = {
+        {"fn", "fn"}, {"scale", "scale"}, {"base", "base"}, {"norm_weight", "norm_weight"}};
+    calls.call("mhc.pre_bwd", kRules + Words{{"rounding", "chain"}},
+               parameters + Words{{"residual", "residual"},
+                                  {"grad_layer_input", "grad_layer_input"},
+                                  {"grad_post", "grad_post"},
+                                  {"grad_comb", "grad_comb"}},
+               fused({"grad_residual", "grad_fn", "grad_scale", "grad_base", "grad_norm_weight"}));
+    calls.call("mhc.pre_fwd", kRules + Words{{"save", "true"}},
+               parameters + Words{{"residual", "residual"}}, {});
+    calls.call("mhc.merge_fwd", {}, {{"fn", "fn"}, {"norm_weight", "norm_weight"}}, {});
+    calls.call("mhc.pre_apply_bwd", {},
+               {{"grad_layer_input", "grad_layer_input"}, {"residual", "residual"}, {"pre", "pre"}},
+               {{"grad_residual", "grad_of_collapse"}});
+    calls.call("mhc.sinkhorn_bwd", kSinkhorn,
+               {{"grad_comb", "grad_comb"}, {"comb_logits", "comb_logits"}}, {});
+    calls.call("mhc.split_bwd", {{"post_mult", "2"}},
+               {{"grad_pre", "grad_pre"},
+                {"grad_post", "grad_post"},
+                {"grad_comb_logits", "grad_comb_logits"},
+                {"mixes", "mixes"},
+                {"scale", "scale"},
+                {"base", "base"}},
+               {});
+    calls.call(
+        "mhc.split_bwd_reduce", {},
+        {{"grad_scale_partial", "grad_scale_partial"}, {"grad_base_partial", "grad_base_partial"}},
+        {});
+    calls.call("mhc.reduce_partials_bwd",
+               kNorm + Words{{"k", std::to_string(int64_t{s.streams} * s.width)}},
+               {{"grad_mixes", "grad_mixes"}, {"mul", "mul"}, {"sqr", "sqr"}}, {});
+    calls.call("mhc.norm_fn_bwd", {},
+               {{"grad_mul", "grad_mul"},
+                {"grad_sqr", "grad_sqr"},
+                {"residual", "residual"},
+                {"fn", "fn_merged"},
+                {"grad_residual_acc", "grad_of_collapse"}},
+               {{"grad_fn", "grad_fn_merged"}});
+    calls.call("mhc.merge_bwd", {},
+               {{"grad_fn_merged", "grad_fn_merged"}, {"fn", "fn"}, {"norm_weight", "norm_weight"}},
+               {});
+    expect_same(calls, {"grad_residual", "grad_fn", "grad_scale", "grad_base", "grad_norm_weight"},
+                s.text());
+  }
+}
+
 TEST_P(Parts, BigFuseHasTheBitsOfItsOperators) {
   EHC_NEEDS("mhc.pre_big_fuse", "mhc.reduce_partials_fwd", "mhc.split_fwd", "mhc.sinkhorn_fwd",
             "mhc.pre_apply_fwd");
