@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 namespace ehc::cuda_graph {
 
@@ -10,14 +11,10 @@ namespace ehc::cuda_graph {
 class Stream {
  public:
   explicit Stream(int index);
-  ~Stream();
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  [[nodiscard]] void* get() const { return stream_; }
+  [[nodiscard]] void* get() const { return stream_.get(); }
 
  private:
-  int index_;
-  void* stream_ = nullptr;
+  std::shared_ptr<void> stream_;
 };
 
 // What `work` enqueues on `stream`, as a graph. Throws Error{internal} where it cannot be captured:
@@ -26,16 +23,13 @@ class Stream {
 class Graph {
  public:
   Graph(int index, void* stream, const std::function<void()>& work);
-  ~Graph();
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
   // Enqueues a replay.
   void launch() const;
 
  private:
   int index_;
   void* stream_;
-  void* runnable_ = nullptr;  // null: nothing was enqueued
+  std::shared_ptr<void> runnable_;  // null: nothing was enqueued
 };
 
 }  // namespace ehc::cuda_graph

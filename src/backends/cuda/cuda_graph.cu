@@ -24,14 +24,13 @@ void check_nodes(cudaGraph_t graph, size_t count) {
 
 }  // namespace
 
-Stream::Stream(int index) : index_(index) {
+Stream::Stream(int index) {
   const cuda::DeviceGuard guard(index);
   cudaStream_t stream = nullptr;
   cuda::check("stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  stream_ = stream;
+  stream_ = std::shared_ptr<void>(stream,
+                                  [](void* s) { cudaStreamDestroy(static_cast<cudaStream_t>(s)); });
 }
-
-Stream::~Stream() { cudaStreamDestroy(static_cast<cudaStream_t>(stream_)); }
 
 Graph::Graph(int index, void* stream, const std::function<void()>& work)
     : index_(index), stream_(stream) {
@@ -48,30 +47,22 @@ Graph::Graph(int index, void* stream, const std::function<void()>& work)
     throw;
   }
   cuda::check("graph", cudaStreamEndCapture(on, &graph));
-  cudaError_t status = cudaSuccess;
-  try {
-    size_t count = 0;
-    cuda::check("graph", cudaGraphGetNodes(graph, nullptr, &count));
-    check_nodes(graph, count);
-    cudaGraphExec_t runnable = nullptr;
-    if (count > 0) status = cudaGraphInstantiate(&runnable, graph, 0);
-    runnable_ = runnable;
-  } catch (...) {
-    cudaGraphDestroy(graph);
-    throw;
-  }
-  cudaGraphDestroy(graph);
-  cuda::check("graph", status);
-}
-
-Graph::~Graph() {
-  if (runnable_ != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(runnable_));
+  const std::shared_ptr<void> captured(
+      graph, [](void* g) { cudaGraphDestroy(static_cast<cudaGraph_t>(g)); });
+  size_t count = 0;
+  cuda::check("graph", cudaGraphGetNodes(graph, nullptr, &count));
+  check_nodes(graph, count);
+  if (count == 0) return;
+  cudaGraphExec_t runnable = nullptr;
+  cuda::check("graph", cudaGraphInstantiate(&runnable, graph, 0));
+  runnable_ = std::shared_ptr<void>(
+      runnable, [](void* r) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(r)); });
 }
 
 void Graph::launch() const {
   if (runnable_ == nullptr) return;
   const cuda::DeviceGuard guard(index_);
-  cuda::check("graph", cudaGraphLaunch(static_cast<cudaGraphExec_t>(runnable_),
+  cuda::check("graph", cudaGraphLaunch(static_cast<cudaGraphExec_t>(runnable_.get()),
                                        static_cast<cudaStream_t>(stream_)));
 }
 
