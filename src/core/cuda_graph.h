@@ -27,8 +27,8 @@ class Graph {
   void launch() const;
 
  private:
-  int index_;
-  void* stream_;
+  [[maybe_unused]] int index_;  // in a build without CUDA
+  [[maybe_unused]] void* stream_;
   std::shared_ptr<void> runnable_;  // null: nothing was enqueued
 };
 
