@@ -12,7 +12,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 FIRST = re.compile(r"^(\S+) +first ([\d.]+) ms, second ([\d.]+) ms, device started in (\d+) ms")
 SANITIZER = re.compile(r"^\$ compute-sanitizer --tool (\w+)|^(compute-sanitizer (\w+): REFUSED.*)|(?:ERROR SUMMARY: |RACECHECK SUMMARY: \d+ hazards displayed \()(\d+) error")
-PART_ORDER = ["tests", "check-1", "check-2", "check-3", "check-4", "large", "sanitize", "first", "bench"]
+PART_ORDER = ["tests", "check", "large", "sanitize", "first", "bench"]
 
 
 def peers() -> dict:
@@ -120,8 +120,10 @@ def collect(out: pathlib.Path) -> dict:
         data = out / f"{name}.json"
         if name == "tests":
             part |= read_tests(data)
-        elif name.startswith("check") or name == "large":
-            part["rows"] = json.loads(data.read_text())["rows"] if data.exists() else []
+        elif name in ("check", "large"):
+            files = sorted(out.glob(f"{name}*.json"))
+            rows = [row for file in files if not file.name.endswith(".part.json") for row in json.loads(file.read_text())["rows"]]
+            part["rows"] = sorted(rows, key=lambda row: row["op"])
         elif name == "sanitize":
             part["tools"] = read_sanitizer(text)
         elif name == "first":
