@@ -74,7 +74,8 @@ stage_fuzz() {
 stage_tidy() { tools/tidy.sh; }
 stage_cuda() {
   command -v nvcc >/dev/null || { echo "no nvcc on PATH: CUDA objects are not compiled, skipped"; return 0; }
-  build cuda ehc ehc_program
+  build cuda ehc ehc_program ehc_cuda_tests
+  build/cuda/bin/ehc_cuda_tests --gtest_brief=1  # says how many it skips where there is no GPU
   if nvidia-smi >/dev/null 2>&1; then
     build/cuda/bin/ehc check --device cuda
   else

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "cli/case_run.h"
 #include "cli/cost.h"
 #include "core/cuda_timing.h"
 #include "core/tensor_bytes.h"
@@ -147,6 +148,27 @@ CallCost time_call(const CaseInputs& inputs, Context& context) {
   cost.check = nanoseconds([&] { check_call(op, args, context.device(), context.device_index()); });
   cost.call = nanoseconds([&] { invoke(op, context, args); });
   return cost;
+}
+
+FirstCall time_first_call(const CaseInputs& inputs, Device device) {
+  const auto seconds = [](const auto& body) {
+    const auto start = std::chrono::steady_clock::now();
+    body();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  Context context = Context::cpu(1);
+  FirstCall times;
+  times.start = seconds([&] {
+    if (device == Device::cuda) context = Context::cuda(0, nullptr);
+    Buffer some(context, 64);
+    const std::byte zeros[64] = {};
+    some.upload(zeros);
+  });
+  PlacedCase call(inputs, inputs.tensors(), context, {});
+  if (!call.refusal().empty()) throw Error(ErrorKind::unavailable, call.refusal());
+  times.first = seconds([&] { call.run(); });
+  times.second = seconds([&] { call.run(); });
+  return times;
 }
 
 }  // namespace ehc::cli

@@ -49,4 +49,13 @@ struct CallCost {
 };
 CallCost time_call(const CaseInputs& inputs, Context& context);
 
+// Seconds of the first and the second call of an operator in this process, each waited for, and of
+// what the device itself needs to start.
+struct FirstCall {
+  double start = 0;
+  double first = 0;
+  double second = 0;
+};
+FirstCall time_first_call(const CaseInputs& inputs, Device device);
+
 }  // namespace ehc::cli

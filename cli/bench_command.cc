@@ -15,6 +15,7 @@
 #include "cli/output_path.h"
 #include "cli/progress.h"
 #include "cli/selection.h"
+#include "core/cuda_graph.h"
 #include "core/cuda_support.h"
 #include "core/cuda_timing.h"
 #include "core/file_io.h"
@@ -36,6 +37,7 @@ struct Options {
   int threads = 0;
   int intensity = 1;
   double seconds = 1;
+  bool first_call = false;
 };
 
 // Operations for each byte from which arithmetic may bound an operator.
@@ -148,9 +150,31 @@ std::string refuse_seconds(const std::string& text) {
   return "expected seconds above 0, at most 3600, got '" + text + "'";
 }
 
+// On the first case of `ehc check` that has no empty input.
+void run_first_call(const Options& o) {
+  if (o.operators.size() != 1) {
+    throw UsageError(
+        "bench: --first-call: expected one operator, because a process has one first "
+        "call");
+  }
+  const Operator& op = *select_operators(o.operators).front();
+  for (const CaseLine& line : select_cases(check_case_texts(), o.cases)) {
+    if (line.op != op.schema.name) continue;
+    const CaseInputs inputs(op, line);
+    const auto is_empty = [](const Tensor& t) { return t.present() && t.numel() == 0; };
+    if (std::any_of(inputs.tensors().begin(), inputs.tensors().end(), is_empty)) continue;
+    const FirstCall t = time_first_call(inputs, o.device == "cuda" ? Device::cuda : Device::cpu);
+    fmt::print("{:<28} first {:.3f} ms, second {:.3f} ms, device started in {:.0f} ms\n",
+               op.schema.name, t.first * 1e3, t.second * 1e3, t.start * 1e3);
+    return;
+  }
+  throw UsageError("bench: no case names one of these operators");
+}
+
 void run(const Options& o) {
+  if (o.first_call) return run_first_call(o);
   if (!o.json.empty()) require_writable(o.json);
-  std::optional<cuda_timing::Stream> stream;
+  std::optional<cuda_graph::Stream> stream;
   if (o.device == "cuda") {
     cuda_support::require_device(0);
     stream.emplace(0);
@@ -256,6 +280,8 @@ void add_bench_command(CLI::App& app) {
   bench->add_option("--json", options->json, "file for the results");
   bench->add_option("--intensity", options->intensity, "1: main sizes, 2 and 3: more")
       ->check(CLI::Range(1, 3));
+  bench->add_flag("--first-call", options->first_call,
+                  "what the first call of one operator costs in this process, on its first case");
   bench->callback([options] { run(*options); });
 }
 

@@ -65,8 +65,9 @@ void for_elements(int64_t count, const Body& body) {
 }  // namespace
 
 bool is_case_word(std::string_view key) {
-  constexpr std::string_view kWords[] = {"with",  "mask",    "index",   "memory", "fill",    "data",
-                                         "level", "compare", "measure", "slack",  "resident"};
+  constexpr std::string_view kWords[] = {"with",     "mask",   "index",   "memory",  "fill",
+                                         "data",     "level",  "compare", "measure", "slack",
+                                         "resident", "device", "tokens"};
   return std::find(std::begin(kWords), std::end(kWords), key) != std::end(kWords);
 }
 

@@ -14,6 +14,7 @@ struct CaseLine {
   std::string op;
   std::vector<std::pair<std::string, std::string>> settings;  // a later one wins
   int level = 1;                                              // least --intensity that runs it
+  std::string device = "any";                                 // the only one that runs it
 
   // The value of `key`, or `otherwise`.
   [[nodiscard]] std::string get(std::string_view key, std::string_view otherwise = {}) const;

@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "cli/integers.h"
+#include "core/cuda_graph.h"
+#include "core/cuda_support.h"
 #include "core/tensor_bytes.h"
 #include "ehc/error.h"
 
@@ -13,6 +15,24 @@ namespace {
 constexpr size_t kGuard = 256;  // bytes on either side of a tensor
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// Bytes between host memory and a place in a buffer.
+void copy_in(const Context& context, void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  if (context.device() == Device::cpu) {
+    std::memcpy(to, from, bytes);
+  } else {
+    cuda_support::copy_to_device(context.device_index(), context.stream(), to, from, bytes);
+  }
+}
+void copy_out(const Context& context, void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  if (context.device() == Device::cpu) {
+    std::memcpy(to, from, bytes);
+  } else {
+    cuda_support::copy_to_host(context.device_index(), context.stream(), to, from, bytes);
+  }
+}
 
 // The view's strides, and the elements from its first to its last.
 int64_t stride_rows(Tensor& t, Layout layout, bool packed, int lead_rank) {
@@ -40,133 +60,244 @@ bool same_view_shape(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-std::string_view name_of(Layout layout) {
-  constexpr std::string_view kNames[] = {"contiguous", "strided", "padded", "misaligned",
-                                         "aliased"};
-  return kNames[static_cast<size_t>(layout)];
+constexpr std::string_view kLayoutNames[] = {"contiguous", "strided", "padded", "misaligned",
+                                             "aliased",    "bare",    "far"};
+
+std::string_view name_of(Layout layout) { return kLayoutNames[static_cast<size_t>(layout)]; }
+
+std::optional<Layout> layout_from_name(std::string_view name) {
+  for (size_t i = 0; i < std::size(kLayoutNames); ++i) {
+    if (kLayoutNames[i] == name) return static_cast<Layout>(i);
+  }
+  return std::nullopt;
 }
 
 PlacedTensor::PlacedTensor(const Context& context, const Tensor& like, Layout layout, bool packed,
                            int lead_rank, unsigned char poison)
-    : view_(like) {
+    : context_(context), image_(like), view_(like) {
   const size_t size = size_of(like.dtype);
   const int64_t span = stride_rows(view_, layout, packed, lead_rank);
-  offset_ = kGuard + (layout == Layout::misaligned ? size : 0);
-  original_.assign(offset_ + static_cast<size_t>(span) * size + kGuard, std::byte{poison});
+  for (int k = 0; k < view_.rank; ++k) image_.stride[k] = view_.stride[k];
+  const size_t guard = layout == Layout::bare ? 0 : kGuard;
+  offset_ = guard + (layout == Layout::misaligned ? size : 0);
+  if (layout == Layout::far && !packed && like.rank > 0 && like.shape[0] > 1 && like.numel() > 0) {
+    pieces_ = like.shape[0];
+    const int64_t token = like.numel() / pieces_;
+    const auto room = static_cast<int64_t>(2 * kGuard / size);
+    // Whole guards apart, and the last token beyond 2^31.
+    const int64_t step = round_up(
+        std::max((int64_t{1} << 31) / (pieces_ - 1) + 1, round_up(token, room) + room), room);
+    piece_bytes_ = offset_ + static_cast<size_t>(token) * size + guard;
+    piece_bytes_ = static_cast<size_t>(round_up(static_cast<int64_t>(piece_bytes_), 16));
+    piece_step_ = static_cast<size_t>(step) * size;
+    image_.stride[0] = static_cast<int64_t>(piece_bytes_ / size);
+    view_.stride[0] = step;
+  } else {
+    piece_bytes_ = offset_ + static_cast<size_t>(span) * size + guard;
+  }
+  original_.assign(static_cast<size_t>(pieces_) * piece_bytes_, std::byte{poison});
   if (like.data != nullptr) {
     const auto* from = like.as<std::byte>();
-    for_each_row(view_, [&](size_t at, size_t source, size_t bytes) {
+    for_each_row(image_, [&](size_t at, size_t source, size_t bytes) {
       std::memcpy(original_.data() + offset_ + at, from + source, bytes);
     });
   }
-  memory_ = Buffer(context, original_.size());
-  memory_.upload(original_.data());
+  memory_ = Buffer(context, static_cast<size_t>(pieces_ - 1) * piece_step_ + piece_bytes_);
   view_.data = static_cast<std::byte*>(memory_.data()) + offset_;
   view_.device = context.device();
   view_.device_index = static_cast<int8_t>(context.device_index());
+  if (layout == Layout::bare && like.data == nullptr) return;  // as it was allocated
+  for_each_piece([&](size_t at, size_t from, size_t bytes) {
+    copy_in(context_, static_cast<std::byte*>(memory_.data()) + at, original_.data() + from, bytes);
+  });
+}
+
+template <class Move>
+void PlacedTensor::for_each_piece(const Move& move) const {
+  for (size_t i = 0; i < static_cast<size_t>(pieces_); ++i) {
+    move(i * piece_step_, i * piece_bytes_, piece_bytes_);
+  }
+}
+
+std::vector<std::byte> PlacedTensor::fetch() const {
+  std::vector<std::byte> now(original_.size());
+  for_each_piece([&](size_t at, size_t to, size_t bytes) {
+    copy_out(context_, now.data() + to, static_cast<const std::byte*>(memory_.data()) + at, bytes);
+  });
+  return now;
 }
 
 std::vector<std::byte> PlacedTensor::elements() const {
-  std::vector<std::byte> all(memory_.bytes());
-  memory_.download(all.data());
+  const std::vector<std::byte> all = fetch();
   std::vector<std::byte> out(bytes_of(view_));
-  for_each_row(view_, [&](size_t at, size_t to, size_t bytes) {
+  for_each_row(image_, [&](size_t at, size_t to, size_t bytes) {
     std::memcpy(out.data() + to, all.data() + offset_ + at, bytes);
   });
   return out;
 }
 
 bool PlacedTensor::intact(bool values) const {
-  std::vector<std::byte> now(memory_.bytes());
-  memory_.download(now.data());
+  std::vector<std::byte> now = fetch();
   if (!values) {
-    for_each_row(view_, [&](size_t at, size_t, size_t bytes) {
+    for_each_row(image_, [&](size_t at, size_t, size_t bytes) {
       std::memcpy(now.data() + offset_ + at, original_.data() + offset_ + at, bytes);
     });
   }
   return now == original_;
 }
 
-RunResult run_case(const CaseInputs& inputs, const std::vector<Tensor>& tensors, Context& context,
-                   const RunOptions& options) {
-  RunResult result;
-  DynamicCall call(inputs.op());
-  inputs.prepare(call);
+PlacedCase::PlacedCase(const CaseInputs& inputs, const std::vector<Tensor>& tensors,
+                       Context& context, const RunOptions& options)
+    : inputs_(inputs),
+      tensors_(tensors),
+      context_(context),
+      options_(options),
+      call_(inputs.op()),
+      home_(tensors.size(), -1),
+      at_(tensors.size(), -1),
+      is_written_(tensors.size()) {
+  inputs.prepare(call_);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!call.spec_of(i).is_output) call.tensor(i) = tensors[i];
+    if (!call_.spec_of(i).is_output) call_.tensor(i) = tensors[i];
   }
-  const std::vector<Tensor> made = call.outputs();
-
-  // Which output lives in which input's memory.
-  std::vector<int> home(tensors.size(), -1);
-  for (const auto& [output, input] : call.shared_memory()) {
-    if (made[output].present()) home[output] = static_cast<int>(input);
+  made_ = call_.outputs();
+  choose_homes();
+  if (options.layout == Layout::aliased && !aliased_) {
+    refusal_ = "no output may share an input's memory";
+    return;
   }
-  bool aliased = false;
-  for (size_t i = 0; i < tensors.size() && options.layout == Layout::aliased; ++i) {
-    const int alias = call.spec_of(i).alias_index;
-    if (!made[i].present() || alias < 0 || home[i] >= 0) continue;
-    const size_t input = call.slot_at(static_cast<size_t>(alias));
-    if (!same_view_shape(made[i], tensors[input])) continue;
-    home[i] = static_cast<int>(input);
-    aliased = true;
-  }
-  if (options.layout == Layout::aliased && !aliased) {
-    result.refusal = "no output may share an input's memory";
-    return result;
-  }
-
-  std::vector<PlacedTensor> placed;
-  std::vector<int> at(tensors.size(), -1);  // position in `placed`
-  std::vector<bool> is_written(tensors.size());
-  const auto place = [&](size_t i, const Tensor& like, bool leads) {
-    at[i] = static_cast<int>(placed.size());
-    placed.emplace_back(context, like, options.layout, call.spec_of(i).is_packed,
-                        leads ? inputs.lead_rank() : 1, options.poison);
-    call.tensor(i) = placed.back().view();
-  };
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const TensorSpec& spec = call.spec_of(i);
-    const bool leads = call.schema().flattens && spec.shape.leads_with_tokens();
-    if (!spec.is_output && tensors[i].present()) place(i, tensors[i], leads);
-    if (!spec.is_output || !made[i].present()) continue;
-    if (home[i] < 0) {
-      place(i, made[i], leads);
+    const TensorSpec& spec = call_.spec_of(i);
+    if (!spec.is_output && tensors[i].present()) place(i, tensors[i]);
+    if (!spec.is_output || !made_[i].present()) continue;
+    if (home_[i] < 0) {
+      place(i, made_[i]);
     } else {
-      at[i] = at[static_cast<size_t>(home[i])];
-      call.tensor(i) = placed[static_cast<size_t>(at[i])].view();
+      at_[i] = at_[static_cast<size_t>(home_[i])];
+      call_.tensor(i) = placed_[static_cast<size_t>(at_[i])].view();
     }
-    is_written[static_cast<size_t>(at[i])] = true;
+    is_written_[static_cast<size_t>(at_[i])] = true;
   }
+  borrow_workspace();
+}
 
-  context.set_implementation(options.implementation);
+// Which output lives in which input's memory.
+void PlacedCase::choose_homes() {
+  for (const auto& [output, input] : call_.shared_memory()) {
+    if (made_[output].present()) home_[output] = static_cast<int>(input);
+  }
+  for (size_t i = 0; i < tensors_.size() && options_.layout == Layout::aliased; ++i) {
+    const int alias = call_.spec_of(i).alias_index;
+    if (!made_[i].present() || alias < 0 || home_[i] >= 0) continue;
+    const size_t input = call_.slot_at(static_cast<size_t>(alias));
+    if (!same_view_shape(made_[i], tensors_[input])) continue;
+    home_[i] = static_cast<int>(input);
+    aliased_ = true;
+  }
+}
+
+void PlacedCase::place(size_t slot, const Tensor& like) {
+  const TensorSpec& spec = call_.spec_of(slot);
+  const bool leads = spec.shape.leads_with_tokens();
+  Layout layout = options_.layout;
+  if (layout == Layout::far && (!leads || inputs_.lead_rank() > 1)) layout = Layout::contiguous;
+  at_[slot] = static_cast<int>(placed_.size());
+  placed_.emplace_back(context_, like, layout, spec.is_packed,
+                       leads && call_.schema().flattens ? inputs_.lead_rank() : 1, options_.poison);
+  call_.tensor(slot) = placed_.back().view();
+}
+
+void PlacedCase::borrow_workspace() {
+  context_.set_implementation(options_.implementation);
   try {
-    const Buffer workspace(context, call.plan(context).workspace_bytes);
-    context.set_workspace(workspace.data(), workspace.bytes());
-    call.run(context);
-    synchronize(context);
-    context.set_workspace(nullptr, 0);
+    workspace_ = Buffer(context_, call_.plan(context_).workspace_bytes);
   } catch (const Error& e) {
     // An operator may forbid sharing in some modes (in place with saved statistics).
-    if (e.kind() != ErrorKind::unavailable && !aliased) throw;
-    result.refusal = e.what();
-    return result;
+    if (e.kind() != ErrorKind::unavailable && !aliased_) throw;
+    refusal_ = e.what();
   }
+}
 
-  int64_t unique_rows = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (at[i] < 0) continue;
-    const PlacedTensor& p = placed[static_cast<size_t>(at[i])];
-    if (!p.intact(!is_written[static_cast<size_t>(at[i])])) {
-      result.damage = "memory of '" + call.name_of(i) + "' was written that is not an output's";
+void PlacedCase::run() {
+  context_.set_implementation(options_.implementation);
+  context_.set_workspace(workspace_.data(), workspace_.bytes());
+  if (options_.captured) {
+    const cuda_graph::Graph graph(context_.device_index(), context_.stream(),
+                                  [&] { call_.run(context_); });
+    graph.launch();
+    synchronize(context_);
+  } else {
+    call_.run(context_);
+    synchronize(context_);
+  }
+  context_.set_workspace(nullptr, 0);
+}
+
+int64_t PlacedCase::count_differing_repeats(int times) {
+  struct Copies {
+    const Buffer* memory;
+    Buffer before, after;
+  };
+  const int device = context_.device_index();
+  std::vector<Copies> copies;
+  for (size_t i = 0; i < placed_.size(); ++i) {
+    if (!is_written_[i]) continue;
+    const Buffer& memory = placed_[i].memory();
+    Copies& c = copies.emplace_back(
+        Copies{&memory, Buffer(context_, memory.bytes()), Buffer(context_, memory.bytes())});
+    c.before.upload(placed_[i].original().data());
+    cuda_support::copy_within_device(device, context_.stream(), c.after.data(), memory.data(),
+                                     memory.bytes());
+  }
+  unsigned different = 0;
+  Buffer count(context_, sizeof different);
+  count.upload(&different);
+  context_.set_implementation(options_.implementation);
+  context_.set_workspace(workspace_.data(), workspace_.bytes());
+  for (int i = 0; i < times; ++i) {
+    for (const Copies& c : copies) {
+      cuda_support::copy_within_device(device, context_.stream(), c.memory->data(), c.before.data(),
+                                       c.memory->bytes());
     }
-    if (!call.spec_of(i).is_output) continue;
-    Tensor t = made[i];
+    call_.run(context_);
+    for (const Copies& c : copies) {
+      cuda_support::count_differences(device, context_.stream(), c.memory->data(), c.after.data(),
+                                      c.memory->bytes(), count.data());
+    }
+  }
+  context_.set_workspace(nullptr, 0);
+  count.download(&different);
+  return different;
+}
+
+RunResult PlacedCase::result() const {
+  RunResult result;
+  int64_t unique_rows = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (at_[i] < 0) continue;
+    const PlacedTensor& p = placed_[static_cast<size_t>(at_[i])];
+    if (!p.intact(!is_written_[static_cast<size_t>(at_[i])])) {
+      result.damage = "memory of '" + call_.name_of(i) + "' was written that is not an output's";
+    }
+    if (!call_.spec_of(i).is_output) continue;
+    Tensor t = made_[i];
     result.memory.push_back(p.elements());
     t.data = result.memory.back().data();
-    cut_to_unique_rows(call.spec_of(i), t, unique_rows);
+    cut_to_unique_rows(call_.spec_of(i), t, unique_rows);
     result.outputs.push_back({i, t});
   }
+  return result;
+}
+
+RunResult run_case(const CaseInputs& inputs, const std::vector<Tensor>& tensors, Context& context,
+                   const RunOptions& options) {
+  PlacedCase placed(inputs, tensors, context, options);
+  if (placed.refusal().empty()) {
+    placed.run();
+    return placed.result();
+  }
+  RunResult result;
+  result.refusal = placed.refusal();
   return result;
 }
 

@@ -2,7 +2,9 @@
 // every tensor guarded.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/case_inputs.h"
@@ -15,10 +17,14 @@ enum class Layout {
   padded,      // rows and tokens apart by whole cache lines: rows stay aligned
   misaligned,  // contiguous, one element past an aligned address
   aliased,     // outputs that may share an input's memory do
+  bare,  // allocations without guards, outputs never written before: for tools that watch memory
+  far,   // tokens so far apart that offsets exceed 2^31 elements
 };
+// Those of every case; `bare` and `far` are asked for.
 inline constexpr Layout kLayouts[] = {Layout::contiguous, Layout::strided, Layout::padded,
                                       Layout::misaligned, Layout::aliased};
 std::string_view name_of(Layout layout);
+std::optional<Layout> layout_from_name(std::string_view name);
 
 // A tensor in storage of its own, in a layout, with guards on both sides.
 class PlacedTensor {
@@ -31,11 +37,25 @@ class PlacedTensor {
   [[nodiscard]] std::vector<std::byte> elements() const;
   // Whether the bytes around the elements, and with `values` the elements too, are as placed.
   [[nodiscard]] bool intact(bool values) const;
+  // All memory of a tensor that is not `far`, and what was placed there.
+  [[nodiscard]] const Buffer& memory() const { return memory_; }
+  [[nodiscard]] const std::vector<std::byte>& original() const { return original_; }
 
  private:
+  [[nodiscard]] std::vector<std::byte> fetch() const;
+  // Calls move(at in memory, at in an image, bytes) for each piece of memory that is kept.
+  template <class Move>
+  void for_each_piece(const Move& move) const;
+
+  Context context_;
   Buffer memory_;
+  // What lies in memory: of `far`, the elements of each token with guards, one after the other.
   std::vector<std::byte> original_;
-  size_t offset_ = 0;
+  Tensor image_;       // where in it the elements are
+  size_t offset_ = 0;  // of the first element in a piece
+  int64_t pieces_ = 1;
+  size_t piece_bytes_ = 0;
+  size_t piece_step_ = 0;  // from one to the next in memory
   Tensor view_;
 };
 
@@ -43,6 +63,7 @@ struct RunOptions {
   std::string implementation;
   Layout layout = Layout::contiguous;
   unsigned char poison = 0xcd;
+  bool captured = false;  // on a device: the call is captured, and its graph run
 };
 
 struct RunResult {
@@ -54,6 +75,42 @@ struct RunResult {
   std::string damage;   // memory was written that is not an output's
   std::vector<Output> outputs;
   std::vector<std::vector<std::byte>> memory;
+};
+
+// A case in memory on a context, which must outlive it. `tensors` by slot.
+class PlacedCase {
+ public:
+  // Contract violations throw.
+  PlacedCase(const CaseInputs& inputs, const std::vector<Tensor>& tensors, Context& context,
+             const RunOptions& options);
+  // Why it cannot run; then nothing below may be called.
+  [[nodiscard]] const std::string& refusal() const { return refusal_; }
+  // Runs it once, and waits.
+  void run();
+  // Runs it `times` more on a device, each time with the memory as it was before the first run; how
+  // many bytes of outputs and their surroundings differ from what the first left, in 16-byte
+  // pieces.
+  int64_t count_differing_repeats(int times);
+  [[nodiscard]] RunResult result() const;
+
+ private:
+  void place(size_t slot, const Tensor& like);
+  void choose_homes();
+  void borrow_workspace();
+
+  const CaseInputs& inputs_;
+  const std::vector<Tensor>& tensors_;
+  Context& context_;
+  RunOptions options_;
+  DynamicCall call_;
+  std::string refusal_;
+  std::vector<Tensor> made_;
+  std::vector<int> home_;  // which input's memory an output lives in, by slot; -1: its own
+  bool aliased_ = false;
+  std::vector<PlacedTensor> placed_;
+  std::vector<int> at_;           // position in `placed_`, by slot
+  std::vector<bool> is_written_;  // by that position
+  Buffer workspace_;
 };
 
 // Runs a case on a context. `tensors` by slot; contract violations throw.

@@ -13,8 +13,11 @@ namespace ehc::cli {
 
 struct CheckOptions {
   Device device = Device::cpu;
-  std::string implementation;  // one, or a family such as "cpu"; empty: all
+  std::string implementation{};  // one, or a family such as "cpu"; empty: all
   int intensity = 1;
+  int level = 0;     // cases of this level alone, whatever the intensity; 0: all up to that
+  size_t most = 0;   // cases of an operator, spread over its list; 0: all
+  int repeats = 50;  // of a case on a device
 };
 
 struct CheckRow {
@@ -38,13 +41,11 @@ struct CheckReport {
   std::vector<CheckFailure> failures;
 };
 
-// What is required of an implementation in each case:
-//  - its outputs equal those of `reference` (double accumulation) by the tolerance rule, bit for
-//    bit where the operator is exact: `compare=exact`, or no `reference.f32` in its list;
-//  - every element is written and nothing around it, inputs stay as they are;
-//  - the same bits for any number of threads and in every layout;
-//  - the same bits for a token alone (forward operators whose tokens do not meet).
-// `progress` is told the number of cases done.
+// Whether a case of these options' level and device.
+bool takes_part(const CaseLine& line, const CheckOptions& options);
+
+// What docs/cases.md says is required of an implementation in each case. `progress` is told the
+// number of cases done.
 CheckReport check_operator(const Operator& op, const std::vector<CaseLine>& lines,
                            const CheckOptions& options,
                            const std::function<void(size_t)>& progress = {});

@@ -2,12 +2,16 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "cli/check.h"
 #include "cli/commands.h"
+#include "cli/output_path.h"
 #include "cli/progress.h"
 #include "cli/selection.h"
+#include "core/file_io.h"
 
 namespace ehc::cli {
 
@@ -19,26 +23,51 @@ struct Options {
   std::string implementation;
   std::string cases;
   int intensity = 1;
+  int level = 0;
+  size_t most = 0;
+  int repeats = 50;
+  std::string json;
 };
 
+using Json = nlohmann::ordered_json;
+
+Json to_json(const Operator& op, const CheckRow& row) {
+  return {{"op", op.schema.name},
+          {"implementation", row.implementation},
+          {"cases", row.cases},
+          {"refused", row.refused},
+          {"worst_error", row.worst_error},
+          {"worst_used", row.worst_used},
+          {"calc_diff", row.worst_diff},
+          {"failures", row.failures}};
+}
+
 void run(const Options& o) {
-  const CheckOptions options{o.device == "cuda" ? Device::cuda : Device::cpu, o.implementation,
-                             o.intensity};
+  const CheckOptions options{o.device == "cuda" ? Device::cuda : Device::cpu,
+                             o.implementation,
+                             o.intensity,
+                             o.level,
+                             o.most,
+                             o.repeats};
+  if (!o.json.empty()) require_writable(o.json);
   if (options.device == Device::cuda) (void)Context::cuda(0, nullptr);  // tell first
   const std::vector<const Operator*> operators = select_operators(o.operators);
   const std::vector<CaseLine> lines = select_cases(check_case_texts(), o.cases);
 
   std::vector<CheckFailure> failures;
+  Json rows = Json::array();
   size_t checked = 0;
   size_t done = 0;
-  Progress progress("check", lines.size());
+  size_t named = 0;
+  const auto parts = std::count_if(lines.begin(), lines.end(),
+                                   [&](const CaseLine& line) { return takes_part(line, options); });
+  Progress progress("check", static_cast<size_t>(parts));
   fmt::print("{:<26} {:<16} {:>6} {:>8} {:>12} {:>10} {:>12}  {}\n", "operator", "implementation",
              "cases", "refused", "worst error", "of allowed", "calc_diff", "verdict");
   for (const Operator* op : operators) {
-    const CheckReport report = check_operator(*op, lines, options, [&](size_t of_this) {
-      progress.show(done + of_this, std::string(op->schema.name));
-    });
-    for (const CaseLine& line : lines) done += line.op == op->schema.name ? 1 : 0;
+    const CheckReport report = check_operator(
+        *op, lines, options, [&](size_t) { progress.show(++done, std::string(op->schema.name)); });
+    for (const CaseLine& line : lines) named += line.op == op->schema.name ? 1 : 0;
     progress.clear();
     for (const CheckRow& row : report.rows) {
       checked += static_cast<size_t>(row.cases);
@@ -49,11 +78,18 @@ void run(const Options& o) {
       fmt::print("{:<26} {:<16} {:>6} {:>8} {:>12.3e} {:>10.3f} {:>12.3e}  {}\n", op->schema.name,
                  row.implementation, row.cases, row.refused, row.worst_error, row.worst_used,
                  row.worst_diff, verdict);
+      rows.push_back(to_json(*op, row));
     }
     std::fflush(stdout);
     failures.insert(failures.end(), report.failures.begin(), report.failures.end());
   }
-  if (done == 0) throw UsageError("check: no case names one of these operators");
+  if (!o.json.empty()) {
+    const std::string text =
+        Json{{"device", o.device}, {"repeats", o.repeats}, {"rows", rows}}.dump(1) + "\n";
+    const std::string_view parts_of_file[] = {text};
+    write_file(o.json, parts_of_file);
+  }
+  if (named == 0) throw UsageError("check: no case names one of these operators");
   if (checked == 0 && failures.empty()) {
     throw UsageError("check: no implementation '" + o.implementation + "' on device " + o.device +
                      " ran any case");
@@ -81,6 +117,13 @@ void add_check_command(CLI::App& app) {
   check->add_option("--cases", options->cases, "file of cases; see docs/cases.md");
   check->add_option("--intensity", options->intensity, "1 quick, 2 thorough, 3 long")
       ->check(CLI::Range(1, 3));
+  check->add_option("--level", options->level, "cases of this level alone")
+      ->check(CLI::Range(1, 3));
+  check->add_option("--json", options->json, "file for the results");
+  check->add_option("--most", options->most,
+                    "so many cases of each operator, spread over its list; 0: all");
+  check->add_option("--repeats", options->repeats, "runs of a case that must be alike, on a device")
+      ->check(CLI::Range(0, 100000));
   check->callback([options] { run(*options); });
 }
 

@@ -20,5 +20,10 @@ void release(int index, void* data) noexcept;
 void copy_to_device(int index, void* stream, void* to, const void* from, size_t bytes);
 void copy_to_host(int index, void* stream, void* to, const void* from, size_t bytes);
 void synchronize(int index, void* stream);
+// On `stream` without waiting: a copy within the device, and a count in *different (unsigned, on
+// the device) of the 16-byte pieces in which two areas differ.
+void copy_within_device(int index, void* stream, void* to, const void* from, size_t bytes);
+void count_differences(int index, void* stream, const void* a, const void* b, size_t bytes,
+                       void* different);
 
 }  // namespace ehc::cuda_support

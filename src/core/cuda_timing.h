@@ -9,20 +9,6 @@
 
 namespace ehc::cuda_timing {
 
-// A stream of the device, for work that is captured.
-class Stream {
- public:
-  explicit Stream(int index);
-  ~Stream();
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  [[nodiscard]] void* get() const { return stream_; }
-
- private:
-  int index_;
-  void* stream_ = nullptr;
-};
-
 // Bytes per second of the device's memory, over buffers far above its caches.
 struct Rates {
   double copy = 0;            // read and written, the better of the runtime's copy and a kernel

@@ -78,6 +78,7 @@ struct TensorSpec {
   bool is_output = false;
   bool is_optional = false;
   bool is_packed = false;         // must be contiguous
+  bool is_exact = false;          // class E: the same bits from every implementation in fp32
   bool is_list = false;           // any number of tensors of one shape
   Expression length{};            // of a list
   std::string_view dtype_source;  // for DTypeRule::given
@@ -102,6 +103,12 @@ struct TensorSpec {
   constexpr TensorSpec packed() const {
     TensorSpec copy = *this;
     copy.is_packed = true;
+    return copy;
+  }
+  // Class E: no implementation may have other bits than `reference.f32`.
+  constexpr TensorSpec exact() const {
+    TensorSpec copy = *this;
+    copy.is_exact = true;
     return copy;
   }
   constexpr TensorSpec may_alias(std::string_view input) const {

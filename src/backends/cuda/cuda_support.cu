@@ -71,4 +71,45 @@ void synchronize(int index, void* stream) {
   cuda::check("stream", cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 
+void copy_within_device(int index, void* stream, void* to, const void* from, size_t bytes) {
+  const cuda::DeviceGuard guard(index);
+  cuda::check("memory", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice,
+                                        static_cast<cudaStream_t>(stream)));
+}
+
+namespace {
+
+struct CountDifferences {
+  const unsigned char* a;
+  const unsigned char* b;
+  int64_t bytes;
+  unsigned* different;
+
+  __device__ void operator()(int64_t i) const {
+    constexpr int kPiece = 16;
+    const int64_t begin = i * kPiece;
+    const int64_t end = min(begin + kPiece, bytes);
+    bool same = true;
+    const auto aligned = (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b)) % kPiece;
+    if (aligned == 0 && end - begin == kPiece) {
+      const uint4 x = *reinterpret_cast<const uint4*>(a + begin);
+      const uint4 y = *reinterpret_cast<const uint4*>(b + begin);
+      same = x.x == y.x && x.y == y.y && x.z == y.z && x.w == y.w;
+    } else {
+      for (int64_t k = begin; k < end; ++k) same = same && a[k] == b[k];
+    }
+    if (!same) atomicAdd(different, 1U);
+  }
+};
+
+}  // namespace
+
+void count_differences(int index, void* stream, const void* a, const void* b, size_t bytes,
+                       void* different) {
+  cuda::launch_each(
+      "compare", index, stream, static_cast<int64_t>((bytes + 15) / 16),
+      CountDifferences{static_cast<const unsigned char*>(a), static_cast<const unsigned char*>(b),
+                       static_cast<int64_t>(bytes), static_cast<unsigned*>(different)});
+}
+
 }  // namespace ehc::cuda_support

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "backends/cuda/launch.cuh"
+#include "core/cuda_graph.h"
 #include "core/cuda_support.h"
 #include "core/cuda_timing.h"
 
@@ -25,16 +26,6 @@ struct DeviceMemory {
   [[nodiscard]] uint4* packs() const { return static_cast<uint4*>(data); }
   int index;
   void* data;
-};
-
-// A captured graph, ready to run.
-struct Graph {
-  ~Graph() {
-    if (runnable != nullptr) cudaGraphExecDestroy(runnable);
-    if (graph != nullptr) cudaGraphDestroy(graph);
-  }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t runnable = nullptr;
 };
 
 // Seconds between two events around `work`, which is waited for.
@@ -79,15 +70,6 @@ __global__ void one_to_four_kernel(const uint4* from, uint4* to) {
 }
 
 }  // namespace
-
-Stream::Stream(int index) : index_(index) {
-  const cuda::DeviceGuard guard(index);
-  cudaStream_t stream = nullptr;
-  cuda::check("stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  stream_ = stream;
-}
-
-Stream::~Stream() { cudaStreamDestroy(static_cast<cudaStream_t>(stream_)); }
 
 Rates measure_rates(int index) {
   constexpr int64_t kBytes = int64_t{1} << 31;
@@ -134,17 +116,10 @@ std::vector<double> time_graph(int index, void* stream, int64_t calls, double se
   const auto on = static_cast<cudaStream_t>(stream);
   call(0);  // loads the kernels
   cuda::check("graph", cudaStreamSynchronize(on));
-  Graph graph;
-  cuda::check("graph", cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal));
-  try {
+  const cuda_graph::Graph graph(index, stream, [&] {
     for (int64_t i = 0; i < calls; ++i) call(i);
-  } catch (...) {
-    cudaStreamEndCapture(on, &graph.graph);
-    throw;
-  }
-  cuda::check("graph", cudaStreamEndCapture(on, &graph.graph));
-  cuda::check("graph", cudaGraphInstantiate(&graph.runnable, graph.graph, 0));
-  const auto replay = [&] { cuda::check("graph", cudaGraphLaunch(graph.runnable, on)); };
+  });
+  const auto replay = [&] { graph.launch(); };
   const Event start;
   const Event stop;
   std::vector<double> times;

@@ -16,10 +16,11 @@ namespace {
 
 using P = FusedWeight;
 
-constexpr auto kTable = table("engram.fused_weight", "1.8", "product of the gate's norm weights",
-                              in<&P::weight_hidden>("weight_hidden", "W[n,d]"),
-                              in<&P::weight_embed>("weight_embed", "W[n,d]"),
-                              out<&P::weight_fused>("weight_fused", "F32[n,d]"), flops("n*d"));
+constexpr auto kTable =
+    table("engram.fused_weight", "1.8", "product of the gate's norm weights",
+          in<&P::weight_hidden>("weight_hidden", "W[n,d]"),
+          in<&P::weight_embed>("weight_embed", "W[n,d]"),
+          out<&P::weight_fused>("weight_fused", "F32[n,d]").exact(), flops("n*d"));
 
 FusedWeightArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);

@@ -17,13 +17,13 @@ namespace {
 
 using P = AmaxGain;
 
-constexpr auto kTable =
-    table("mhc.amax_gain", "2.15", "how much mixing maps enlarge a signal",
-          in<&P::comb>("comb", "F32[L,T,n,n]"), out<&P::forward_gain>("forward_gain", "F32[L,T]"),
-          out<&P::backward_gain>("backward_gain", "F32[L,T]"),
-          out<&P::composite_forward_gain>("composite_forward_gain", "F32[T]").packed(),
-          out<&P::composite_backward_gain>("composite_backward_gain", "F32[T]").packed(),
-          flops("2*L*T*n*n*(n+1)"), flops("2*T*n*n"));
+constexpr auto kTable = table(
+    "mhc.amax_gain", "2.15", "how much mixing maps enlarge a signal",
+    in<&P::comb>("comb", "F32[L,T,n,n]"), out<&P::forward_gain>("forward_gain", "F32[L,T]").exact(),
+    out<&P::backward_gain>("backward_gain", "F32[L,T]").exact(),
+    out<&P::composite_forward_gain>("composite_forward_gain", "F32[T]").exact().packed(),
+    out<&P::composite_backward_gain>("composite_backward_gain", "F32[T]").exact().packed(),
+    flops("2*L*T*n*n*(n+1)"), flops("2*T*n*n"));
 
 LayerGains layer_gains(const Tensor& t) { return {t.as<float>(), t.stride[0], t.stride[1]}; }
 

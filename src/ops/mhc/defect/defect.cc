@@ -17,11 +17,12 @@ namespace {
 
 using P = Defect;
 
-constexpr auto kTable =
-    table("mhc.defect", "2.15", "how far mixing maps are from doubly stochastic",
-          in<&P::comb>("comb", "F32[T,n,n]"), out<&P::row_defect>("row_defect", "F32[T]").packed(),
-          out<&P::column_defect>("column_defect", "F32[T]").packed(),
-          out<&P::spectral_bound>("spectral_bound", "F32[T]").packed(), flops("2*T*(n*n+n+1)"));
+constexpr auto kTable = table(
+    "mhc.defect", "2.15", "how far mixing maps are from doubly stochastic",
+    in<&P::comb>("comb", "F32[T,n,n]"),
+    out<&P::row_defect>("row_defect", "F32[T]").exact().packed(),
+    out<&P::column_defect>("column_defect", "F32[T]").exact().packed(),
+    out<&P::spectral_bound>("spectral_bound", "F32[T]").exact().packed(), flops("2*T*(n*n+n+1)"));
 
 DefectArgs make_args(const Call& call) {
   const P& p = *static_cast<const P*>(call.params);

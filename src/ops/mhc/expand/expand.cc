@@ -24,12 +24,12 @@ using B = ExpandBackward;
 constexpr auto kForwardTable =
     table("mhc.expand_fwd", "2.1", "one hidden state becomes n streams",
           in<&F::hidden>("hidden", "A[T,d]"), attribute<&F::n>("n").between(1, 8).fixes("n"),
-          out<&F::residual>("residual", "A[T,n,d]"));
+          out<&F::residual>("residual", "A[T,n,d]").exact());
 
 constexpr auto kBackwardTable =
     table("mhc.expand_bwd", "2.1", "gradient of the expansion",
           in<&B::grad_residual>("grad_residual", "A[T,n,d]"),
-          out<&B::grad_hidden>("grad_hidden", "A[T,d]"), flops("T*(n-1)*d"));
+          out<&B::grad_hidden>("grad_hidden", "A[T,d]").exact(), flops("T*(n-1)*d"));
 
 ExpandForwardArgs forward_args(const Call& call) {
   const F& p = *static_cast<const F*>(call.params);

@@ -19,7 +19,7 @@ using B = MergeBackward;
 constexpr auto kForwardTable =
     table("mhc.merge_fwd", "2.2", "weight of the RMS norm merged into the projection",
           in<&F::fn>("fn", "F32[M,K]"), in<&F::norm_weight>("norm_weight", "F32[K]"),
-          out<&F::fn_merged>("fn_merged", "F32[M,K]"), flops("M*K"));
+          out<&F::fn_merged>("fn_merged", "F32[M,K]").exact(), flops("M*K"));
 
 constexpr auto kBackwardTable =
     table("mhc.merge_bwd", "2.2", "gradients of projection and norm weight",
@@ -27,8 +27,10 @@ constexpr auto kBackwardTable =
           in<&B::norm_weight>("norm_weight", "F32[K]"),
           in<&B::grad_fn_acc>("grad_fn_acc", "F32[M,K]").optional(),
           in<&B::grad_norm_weight_acc>("grad_norm_weight_acc", "F32[K]").optional(),
-          out<&B::grad_fn>("grad_fn", "F32[M,K]").may_alias("grad_fn_acc"),
-          out<&B::grad_norm_weight>("grad_norm_weight", "F32[K]").may_alias("grad_norm_weight_acc"),
+          out<&B::grad_fn>("grad_fn", "F32[M,K]").exact().may_alias("grad_fn_acc"),
+          out<&B::grad_norm_weight>("grad_norm_weight", "F32[K]")
+              .exact()
+              .may_alias("grad_norm_weight_acc"),
           flops("4*M*K"));
 
 // Columns of which a thread takes at least so many.

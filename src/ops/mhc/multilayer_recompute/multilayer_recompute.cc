@@ -23,9 +23,9 @@ constexpr auto kTable =
           in<&P::post>("post.L", "F32[T,n]").counts("Lp").optional(),
           in<&P::comb>("comb.L", "F32[T,n,n]").counts("Lp").optional(),
           all_or_none("layer_output.L post.L comb.L"), default_symbol("Lp", 0, "layer_output.L"),
-          out<&P::layer_input>("layer_input.L", "A[T,d]").counts("L"),
-          out<&P::new_residual>("new_residual.L", "A[T,n,d]").counts("Lp"), flops("2*L*T*n*d"),
-          flops("Lp*T*d*(2*n*n+n)"));
+          out<&P::layer_input>("layer_input.L", "A[T,d]").exact().counts("L"),
+          out<&P::new_residual>("new_residual.L", "A[T,n,d]").exact().counts("Lp"),
+          flops("2*L*T*n*d"), flops("Lp*T*d*(2*n*n+n)"));
 
 void check_lengths(const Schema& schema, const Bound& bound, const void*) {
   const int64_t layers = bound["L"];

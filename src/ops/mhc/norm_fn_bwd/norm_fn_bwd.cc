@@ -16,15 +16,15 @@ namespace {
 
 using P = NormFnBackward;
 
-constexpr auto kTable =
-    table("mhc.norm_fn_bwd", "2.5", "gradients of the projection",
-          in<&P::grad_mul>("grad_mul", "F32[T,G?,M]"), in<&P::grad_sqr>("grad_sqr", "F32[T,G?]"),
-          in<&P::residual>("residual", "A[T,n,d]"), in<&P::fn>("fn", "F32[M,K]"),
-          in<&P::grad_residual_acc>("grad_residual_acc", "A[T,n,d]").optional(),
-          in<&P::grad_fn_acc>("grad_fn_acc", "F32[M,K]").optional(),
-          attribute<&P::precision>("precision", "fp32/tf32"),
-          out<&P::grad_residual>("grad_residual", "A[T,n,d]").may_alias("grad_residual_acc"),
-          out<&P::grad_fn>("grad_fn", "F32[M,K]").may_alias("grad_fn_acc"), flops("T*K*(4*M+2)"));
+constexpr auto kTable = table(
+    "mhc.norm_fn_bwd", "2.5", "gradients of the projection",
+    in<&P::grad_mul>("grad_mul", "F32[T,G?,M]"), in<&P::grad_sqr>("grad_sqr", "F32[T,G?]"),
+    in<&P::residual>("residual", "A[T,n,d]"), in<&P::fn>("fn", "F32[M,K]"),
+    in<&P::grad_residual_acc>("grad_residual_acc", "A[T,n,d]").optional(),
+    in<&P::grad_fn_acc>("grad_fn_acc", "F32[M,K]").optional(),
+    attribute<&P::precision>("precision", "fp32/tf32"),
+    out<&P::grad_residual>("grad_residual", "A[T,n,d]").exact().may_alias("grad_residual_acc"),
+    out<&P::grad_fn>("grad_fn", "F32[M,K]").exact().may_alias("grad_fn_acc"), flops("T*K*(4*M+2)"));
 
 void check_groups(const Schema& schema, const Bound& bound, const void* params) {
   if (bound["K"] % bound["G"] == 0) return;

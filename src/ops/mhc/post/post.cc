@@ -20,7 +20,7 @@ constexpr auto kForwardTable = table(
     "mhc.post_fwd", "2.10", "a layer's output put back into the streams",
     in<&F::layer_output>("layer_output", "A[T,d]"), in<&F::residual>("residual", "A[T,n,d]"),
     in<&F::post>("post", "F32[T,n]"), in<&F::comb>("comb", "F32[T,n,n]"), call_flag("inplace"),
-    out<&F::new_residual>("new_residual", "A[T,n,d]").may_alias("residual"),
+    out<&F::new_residual>("new_residual", "A[T,n,d]").exact().may_alias("residual"),
     flops("T*d*(2*n*n+n)"));
 
 constexpr auto kBackwardTable =
@@ -28,8 +28,8 @@ constexpr auto kBackwardTable =
           in<&B::grad_new_residual>("grad_new_residual", "A[T,n,d]"),
           in<&B::layer_output>("layer_output", "A[T,d]"), in<&B::residual>("residual", "A[T,n,d]"),
           in<&B::post>("post", "F32[T,n]"), in<&B::comb>("comb", "F32[T,n,n]"),
-          out<&B::grad_layer_output>("grad_layer_output", "A[T,d]"),
-          out<&B::grad_residual>("grad_residual", "A[T,n,d]"),
+          out<&B::grad_layer_output>("grad_layer_output", "A[T,d]").exact(),
+          out<&B::grad_residual>("grad_residual", "A[T,n,d]").exact(),
           out<&B::grad_post>("grad_post", "F32[T,n]"),
           out<&B::grad_comb>("grad_comb", "F32[T,n,n]"), flops("4*T*d*n*(n+1)"));
 

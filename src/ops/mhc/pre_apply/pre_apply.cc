@@ -19,15 +19,15 @@ using B = PreApplyBackward;
 constexpr auto kForwardTable =
     table("mhc.pre_apply_fwd", "2.8", "streams collapsed to the input of a layer",
           in<&F::residual>("residual", "A[T,n,d]"), in<&F::pre>("pre", "F32[T,n]"),
-          out<&F::layer_input>("layer_input", "A[T,d]"), flops("2*T*n*d"));
+          out<&F::layer_input>("layer_input", "A[T,d]").exact(), flops("2*T*n*d"));
 
-constexpr auto kBackwardTable =
-    table("mhc.pre_apply_bwd", "2.8", "gradients of the collapse",
-          in<&B::grad_layer_input>("grad_layer_input", "A[T,d]"),
-          in<&B::residual>("residual", "A[T,n,d]"), in<&B::pre>("pre", "F32[T,n]"),
-          in<&B::grad_residual_acc>("grad_residual_acc", "A[T,n,d]").optional(),
-          out<&B::grad_residual>("grad_residual", "A[T,n,d]").may_alias("grad_residual_acc"),
-          out<&B::grad_pre>("grad_pre", "F32[T,n]"), flops("4*T*n*d"));
+constexpr auto kBackwardTable = table(
+    "mhc.pre_apply_bwd", "2.8", "gradients of the collapse",
+    in<&B::grad_layer_input>("grad_layer_input", "A[T,d]"),
+    in<&B::residual>("residual", "A[T,n,d]"), in<&B::pre>("pre", "F32[T,n]"),
+    in<&B::grad_residual_acc>("grad_residual_acc", "A[T,n,d]").optional(),
+    out<&B::grad_residual>("grad_residual", "A[T,n,d]").exact().may_alias("grad_residual_acc"),
+    out<&B::grad_pre>("grad_pre", "F32[T,n]"), flops("4*T*n*d"));
 
 PreApplyForwardArgs forward_args(const Call& call) {
   const F& p = *static_cast<const F*>(call.params);

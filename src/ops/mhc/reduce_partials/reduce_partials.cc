@@ -24,16 +24,16 @@ constexpr auto kForwardTable =
           in<&F::mul_partial>("mul_partial", "F32[S,T,G?,M]"),
           in<&F::sqr_partial>("sqr_partial", "F32[S,T,G?]"), attribute<&F::k>("k").at_least(1),
           attribute<&F::norm_eps>("norm_eps").positive(), attribute<&F::rms>("rms", "mean/norm"),
-          out<&F::mixes>("mixes", "F32[T,M]"), out<&F::mul>("mul", "F32[T,G?,M]"),
-          out<&F::sqr>("sqr", "F32[T,G?]"), flops("T*G*(S*(M+1)+M)"));
+          out<&F::mixes>("mixes", "F32[T,M]").exact(), out<&F::mul>("mul", "F32[T,G?,M]").exact(),
+          out<&F::sqr>("sqr", "F32[T,G?]").exact(), flops("T*G*(S*(M+1)+M)"));
 
 constexpr auto kBackwardTable =
     table("mhc.reduce_partials_bwd", "2.4", "gradients of the normalised projection",
           in<&B::grad_mixes>("grad_mixes", "F32[T,M]"), in<&B::mul>("mul", "F32[T,G?,M]"),
           in<&B::sqr>("sqr", "F32[T,G?]"), attribute<&B::k>("k").at_least(1),
           attribute<&B::norm_eps>("norm_eps").positive(), attribute<&B::rms>("rms", "mean/norm"),
-          out<&B::grad_mul>("grad_mul", "F32[T,G?,M]"), out<&B::grad_sqr>("grad_sqr", "F32[T,G?]"),
-          flops("T*G*(3*M+5)"));
+          out<&B::grad_mul>("grad_mul", "F32[T,G?,M]").exact(),
+          out<&B::grad_sqr>("grad_sqr", "F32[T,G?]"), flops("T*G*(3*M+5)"));
 
 template <class P>
 void check_groups_divide(const Schema& schema, const Bound& bound, const void* params) {
