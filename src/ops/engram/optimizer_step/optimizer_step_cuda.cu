@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kTeamThreads)
 // --- weights ---
 
 template <class Shape, bool kVector, class W>
-__global__ void __launch_bounds__(kTeamThreads)
+__global__ void __launch_bounds__(kTeamThreads, kRowBlocks<Shape>)
     weight_kernel(const __grid_constant__ OptimizerStepArgs a, const int* finite) {
   __shared__ TeamRoom room;
   Team team(Shape::kThreads, room);

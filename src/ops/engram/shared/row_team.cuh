@@ -35,6 +35,11 @@ struct TeamShape {
   static constexpr int kTeams = kTeamThreads / kThreads;  // of a block
 };
 
+// Blocks that a processor should have at once where a kernel takes one row a team: what is on the
+// way must not suffer from registers.
+template <class Shape>
+inline constexpr int kRowBlocks = Shape::kPacks > 4 ? 3 : 5;
+
 // Calls body(shape, vector) for rows of this width. Rows that cannot be moved 16 bytes at a time
 // have a shape less, which costs no bit.
 template <class Body>

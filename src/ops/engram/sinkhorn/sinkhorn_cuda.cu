@@ -179,7 +179,7 @@ __global__ void reduce_kernel(const __grid_constant__ SinkhornReduceArgs a, int6
 }
 
 template <class Shape, bool kVector>
-__global__ void __launch_bounds__(kTeamThreads)
+__global__ void __launch_bounds__(kTeamThreads, kRowBlocks<Shape>)
     finalize_kernel(const __grid_constant__ SinkhornFinalizeArgs a, int64_t rows) {
   __shared__ TeamRoom room;
   Team team(Shape::kThreads, room);
