@@ -112,4 +112,11 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+// The same of one group per buffer: until all but those of the last `buffers - 2` are there.
+__device__ __forceinline__ void wait_for_buffer(int buffers) {
+  if (buffers >= 4) return wait_for_copies<2>();
+  if (buffers == 3) return wait_for_copies<1>();
+  wait_for_copies<0>();
+}
+
 }  // namespace ehc::cuda

@@ -161,13 +161,6 @@ template <class A, bool kWhole, int kOctets>
 inline constexpr int kStagePacks = kBlockPacks<kOctets> +
                                    (kWhole ? kWarps<A> * StreamStage<A>::kPacks : 0);
 
-// Until all copies but those of the last `stages - 2` blocks are there.
-__device__ __forceinline__ void wait_for_stage(int stages) {
-  if (stages >= 4) return cuda::wait_for_copies<2>();
-  if (stages == 3) return cuda::wait_for_copies<1>();
-  cuda::wait_for_copies<0>();
-}
-
 template <class A, bool kWhole, int kOctets>
 __global__ void __launch_bounds__(kWarps<A> * 32, 1)
     prenorm_gemm(const __grid_constant__ PrenormGemmArgs a, const __grid_constant__ Cut cut,
@@ -232,7 +225,7 @@ __global__ void __launch_bounds__(kWarps<A> * 32, 1)
   sums.clear();
   int slot = 0;
   for (int block = 0; block < blocks; ++block, slot = slot + 1 == stages ? 0 : slot + 1) {
-    wait_for_stage(stages);
+    cuda::wait_for_buffer(stages);
     __syncthreads();  // the block is there, and the one before it used up
     fetch(block + stages - 1, slot == 0 ? stages - 1 : slot - 1);
     if (!works) continue;
