@@ -76,17 +76,7 @@ __device__ __forceinline__ void load_matrices(const uint16_t* row, uint32_t (&ma
   }
 }
 
-// --- memory ---
-
-// 16 bytes that are read once and stay out of the first-level cache. Nothing may write them
-// meanwhile.
-__device__ __forceinline__ Pack load_once(const void* from) {
-  Pack pack;
-  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
-      : "l"(from));
-  return pack;
-}
+// --- memory: copies into shared memory, 16 bytes or a float ---
 
 __device__ __forceinline__ void copy_async(Pack* shared, const Pack* global) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -110,6 +100,13 @@ __device__ __forceinline__ void end_of_copies() {
 template <int kLeft>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+// The same of one group per buffer: until all but those of the last `buffers - 2` are there.
+__device__ __forceinline__ void wait_for_buffer(int buffers) {
+  if (buffers >= 4) return wait_for_copies<2>();
+  if (buffers == 3) return wait_for_copies<1>();
+  wait_for_copies<0>();
 }
 
 }  // namespace ehc::cuda

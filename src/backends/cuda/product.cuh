@@ -9,6 +9,8 @@
 // depends on the type and on how many k there are.
 #pragma once
 
+#include <algorithm>
+
 #include "backends/cuda/large_shared.cuh"
 #include "backends/cuda/mma.cuh"
 #include "core/float_formats.h"
@@ -83,17 +85,15 @@ struct ProductShape {
   static constexpr bool kIsF32 = sizeof(A) == 4;
   static constexpr int kParts = kIsF32 ? 3 : 1;
   static constexpr int kTile = kIsF32 ? 64 : 128;  // rows and columns of a block
-  static constexpr int kDepth = kIsF32 ? 16 : 32;  // k at a time
+  static constexpr int kDepth = kIsF32 ? 16 : 64;  // k at a time
   static constexpr int kWarpsDown = kIsF32 ? 2 : 4, kWarpsAcross = 4;
   static constexpr int kThreads = kWarpsDown * kWarpsAcross * 32;
   static constexpr int kRowTiles = kTile / kWarpsDown / 16;
   static constexpr int kColumnTiles = kTile / kWarpsAcross / 8;
   static constexpr int kPromoted = 64 / kDepth;  // steps until sums are added in fp32
-  // Can packs be copied as they are? Buffers of shared memory then.
+  // Can packs be copied as they are?
   template <bool kVector>
   static constexpr bool kCopies = kVector && !kIsF32;
-  template <bool kVector>
-  static constexpr int kBuffers = kCopies<kVector> ? 4 : 2;
 };
 
 // kAcross: k is the outer index. Rows are padded so that matrices are read without conflicts.
@@ -214,18 +214,17 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&x)[4]
 template <class A, bool kXAcross, bool kYAcross, bool kVector, class Store>
 __global__ void __launch_bounds__(ProductShape<A>::kThreads)
     product_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand y,
-                   int64_t rows, int64_t columns, int64_t depth, int64_t row_tiles,
+                   int64_t rows, int64_t columns, int64_t depth, int64_t row_tiles, int buffers,
                    const __grid_constant__ Store store) {
   using Shape = ProductShape<A>;
   using TileX = OperandTile<A, kXAcross>;
   using TileY = OperandTile<A, kYAcross>;
   constexpr int kRows = Shape::kRowTiles;
   constexpr int kColumns = Shape::kColumnTiles;
-  constexpr int kBuffers = Shape::template kBuffers<kVector>;
   constexpr bool kCopies = Shape::template kCopies<kVector>;
   extern __shared__ float4 shared[];
   TileX* tile_x = reinterpret_cast<TileX*>(shared);
-  TileY* tile_y = reinterpret_cast<TileY*>(tile_x + kBuffers);
+  TileY* tile_y = reinterpret_cast<TileY*>(tile_x + buffers);
   const int64_t first_row = blockIdx.x % row_tiles * Shape::kTile;
   const int64_t first_column = blockIdx.x / row_tiles * Shape::kTile;
   const int warp = threadIdx.x / 32;
@@ -242,16 +241,16 @@ __global__ void __launch_bounds__(ProductShape<A>::kThreads)
       source_y.load(step * Shape::kDepth, next_y);
     }
   };
-  const auto keep = [&](int64_t step) {
+  const auto keep = [&](int buffer) {
     if constexpr (!kCopies) {
-      tile_x[step % kBuffers].store(next_x);
-      tile_y[step % kBuffers].store(next_y);
+      tile_x[buffer].store(next_x);
+      tile_y[buffer].store(next_y);
     }
   };
-  const auto copy = [&](int64_t step) {
+  const auto copy = [&](int64_t step, int buffer) {
     if (step < steps) {
-      source_x.copy(step * Shape::kDepth, tile_x[step % kBuffers]);
-      source_y.copy(step * Shape::kDepth, tile_y[step % kBuffers]);
+      source_x.copy(step * Shape::kDepth, tile_x[buffer]);
+      source_y.copy(step * Shape::kDepth, tile_y[buffer]);
     }
     end_of_copies();
   };
@@ -274,21 +273,22 @@ __global__ void __launch_bounds__(ProductShape<A>::kThreads)
     }
   };
   if constexpr (kCopies) {
-    for (int step = 0; step < kBuffers - 1; ++step) copy(step);
+    for (int step = 0; step < buffers - 1; ++step) copy(step, step);
   } else if (steps > 0) {
     load(0);
     keep(0);
   }
-  for (int64_t step = 0; step < steps; ++step) {
-    if constexpr (kCopies) wait_for_copies<kBuffers - 2>();
+  int buffer = 0;
+  for (int64_t step = 0; step < steps; ++step, buffer = buffer + 1 == buffers ? 0 : buffer + 1) {
+    if constexpr (kCopies) wait_for_buffer(buffers);
     __syncthreads();  // this step is there, and the one before it used up
     if constexpr (kCopies) {
-      copy(step + kBuffers - 1);
+      copy(step + buffers - 1, buffer == 0 ? buffers - 1 : buffer - 1);
     } else if (step + 1 < steps) {
       load(step + 1);
     }
-    const TileX& of_x = tile_x[step % kBuffers];
-    const TileY& of_y = tile_y[step % kBuffers];
+    const TileX& of_x = tile_x[buffer];
+    const TileY& of_y = tile_y[buffer];
 #pragma unroll
     for (int k = 0; k < Shape::kDepth; k += 16) {
       uint32_t a[Shape::kParts][kRows][4], b[Shape::kParts][kColumns / 2][4];
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(ProductShape<A>::kThreads)
       }
     }
     if ((step + 1) % Shape::kPromoted == 0) promote();
-    if (!kCopies && step + 1 < steps) keep(step + 1);
+    if (!kCopies && step + 1 < steps) keep(1 - buffer);
   }
   promote();
   const int lane = threadIdx.x % 32;
@@ -352,11 +352,14 @@ void launch_product(const char* name, int device, void* stream, const Operand& x
   if (tiles == 0) return;
   const Operand operands[] = {x.flattened(), y.flattened()};
   const auto start = [&](auto kernel, auto vector) {
-    constexpr size_t kShared =
-        (sizeof(OperandTile<A, kXAcross>) + sizeof(OperandTile<A, kYAcross>)) *
-        ProductShape<A>::template kBuffers<vector()>;
+    constexpr size_t kOfBuffer =
+        sizeof(OperandTile<A, kXAcross>) + sizeof(OperandTile<A, kYAcross>);
+    constexpr bool kCopies = ProductShape<A>::template kCopies<vector()>;
+    const auto fit = static_cast<int>(most_shared_bytes(name, device) / kOfBuffer);
+    const int buffers = kCopies ? std::clamp(fit, 2, 4) : 2;
     launch_large(name, device, stream, kernel, dim3(blocks(tiles)), dim3(ProductShape<A>::kThreads),
-                 kShared, operands[0], operands[1], rows, columns, depth, row_tiles, store);
+                 kOfBuffer * static_cast<size_t>(buffers), operands[0], operands[1], rows, columns,
+                 depth, row_tiles, buffers, store);
   };
   if (operands[0].has_packs(kWidth<A>) && operands[1].has_packs(kWidth<A>)) {
     start(&product_kernel<A, kXAcross, kYAcross, true, Store>, std::true_type{});

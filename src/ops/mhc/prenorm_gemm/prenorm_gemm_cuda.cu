@@ -5,7 +5,7 @@
 //
 // Bytes: x once, 6*M*K for 256 tokens (from L2), 4*S*G*(M+1) written a token; 10*M*K to prepare.
 // Algorithm: fn is first cut into three bf16 parts, which are laid out as lanes want them. A warp
-// takes 32 tokens (16 of F16 and F32, which have parts too) and 24 mixes; tokens are the columns of
+// takes 16 tokens and 24 mixes; tokens are the columns of
 // the tensor cores' tiles, so that 16 bytes of a row are operands of two steps. x, for each warp
 // alone, and the parts, for all warps of the block, are copied into shared memory some blocks of 64
 // columns ahead. Where the splits alone leave processors idle, a split is cut further; those sums
@@ -30,8 +30,9 @@ using namespace prenorm;
 
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+// More warps hide more, but parts of streams take registers.
+template <class A>
+inline constexpr int kWarps = kPartsOf<A> == 1 ? 16 : 8;
 constexpr int kMostStages = 4;  // blocks of columns in shared memory, 2 at least
 
 // --- how a call is cut ---
@@ -55,15 +56,13 @@ Cut cut_call(const PrenormGemmArgs& a) {
   const bool is_flat = a.residual.stream_stride == a.sizes.hidden || a.sizes.streams == 1;
   cut.whole =
       is_flat && are_vectors(a.sizes, a.residual) && columns / a.groups % kBlockColumns == 0;
-  const int64_t most_tokens = kThreads / 2 * (a.sizes.activation == DType::bf16 ? 2 : 1);
-  const int64_t tokens = cut.whole ? most_tokens : kThreads / 2;
+  const int64_t warps = a.sizes.activation == DType::bf16 ? kWarps<cuda::Bf16> : kWarps<float>;
+  const int64_t tokens = warps * kTiles * kOctet;
   cut.token_blocks = (a.sizes.tokens + tokens - 1) / tokens;
   // Split 0 is the longest one.
   const Columns longest = columns_of_split(a, 0);
   const int64_t leaves = power_of_two_from(chunks_of_columns(longest.end - longest.begin));
-  // The workspace must not depend on alignment, so neither do nodes.
-  const int64_t token_blocks = (a.sizes.tokens + most_tokens - 1) / most_tokens;
-  const int64_t others = token_blocks * cut.mix_groups * a.splits * a.groups;
+  const int64_t others = cut.token_blocks * cut.mix_groups * a.splits * a.groups;
   cut.nodes = std::max<int64_t>(1, leaves / kMostChunks);
   while (2 * cut.nodes <= leaves && 2 * cut.nodes * others <= kProcessors) cut.nodes *= 2;
   cut.chunks = leaves / cut.nodes;
@@ -127,9 +126,9 @@ struct Prepare {
 
 // --- the kernel ---
 
-template <int kTiles, int kOctets>
+template <int kOctets>
 __device__ __forceinline__ void store_sums(const PrenormGemmArgs& a, const Sums& to,
-                                           const Accumulator<kTiles, kOctets>& sums, int64_t token,
+                                           const Accumulator<kOctets>& sums, int64_t token,
                                            int64_t mix, int64_t split, int64_t group, int64_t node,
                                            int lane) {
   const auto at = [&](const GroupRows& rows, int64_t t) {
@@ -160,23 +159,15 @@ __device__ __forceinline__ void store_sums(const PrenormGemmArgs& a, const Sums&
 // Packs of a stage: of fn, and of the streams of all warps.
 template <class A, bool kWhole, int kOctets>
 inline constexpr int kStagePacks = kBlockPacks<kOctets> +
-                                   (kWhole ? kWarps * StreamStage<A, kTokenTiles<A, kWhole>>::kPacks
-                                           : 0);
-
-// Until all copies but those of the last `stages - 2` blocks are there.
-__device__ __forceinline__ void wait_for_stage(int stages) {
-  if (stages >= 4) return cuda::wait_for_copies<2>();
-  if (stages == 3) return cuda::wait_for_copies<1>();
-  cuda::wait_for_copies<0>();
-}
+                                   (kWhole ? kWarps<A> * StreamStage<A>::kPacks : 0);
 
 template <class A, bool kWhole, int kOctets>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kWarps<A> * 32, 1)
     prenorm_gemm(const __grid_constant__ PrenormGemmArgs a, const __grid_constant__ Cut cut,
                  const __grid_constant__ Sums to, const Pack* fn, int stages) {
-  constexpr int kTiles = kTokenTiles<A, kWhole>;
+  constexpr int kThreads = kWarps<A> * 32;
   constexpr int kFnPacks = kBlockPacks<kOctets>;
-  using Stage = StreamStage<A, kTiles>;
+  using Stage = StreamStage<A>;
   extern __shared__ float4 shared[];
   Pack* of_fn = reinterpret_cast<Pack*>(shared);  // [stages, kFnPacks]
   const int lane = threadIdx.x % 32;
@@ -188,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     index /= count;
     return part;
   };
-  const int64_t token = (next_part(cut.token_blocks) * kWarps + warp) * (kTiles * kOctet);
+  const int64_t token = (next_part(cut.token_blocks) * kWarps<A> + warp) * (kTiles * kOctet);
   const int64_t mix_group = next_part(cut.mix_groups);
   const int64_t node = next_part(cut.nodes);
   const int64_t group = next_part(a.groups);
@@ -207,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Pack* from = fn + (mix_group * cut.column_blocks + first_block) * kFnPacks;
 
   const bool works = token < a.sizes.tokens;
-  using Streams = std::conditional_t<kWhole, WholeStreams<A, kTiles>, AnyStreams<A, kTiles>>;
+  using Streams = std::conditional_t<kWhole, WholeStreams<A>, AnyStreams<A>>;
   const Streams streams(a, token, lane);
   const auto fetch = [&](int block, int slot) {
     if (block < blocks) {
@@ -220,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if constexpr (kWhole) {
         if (works) {
           streams.copy((first_block + block) * kBlockColumns,
-                       of_streams + slot * (kWarps * Stage::kPacks));
+                       of_streams + slot * (kWarps<A> * Stage::kPacks));
         }
       }
     }
@@ -228,20 +219,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   for (int block = 0; block < stages - 1; ++block) fetch(block, block);
 
-  using WarpSums = Accumulator<kTiles, kOctets>;
+  using WarpSums = Accumulator<kOctets>;
   WarpSums sums;
   ChunkTree<WarpSums::kCount> tree;
   sums.clear();
   int slot = 0;
   for (int block = 0; block < blocks; ++block, slot = slot + 1 == stages ? 0 : slot + 1) {
-    wait_for_stage(stages);
+    cuda::wait_for_buffer(stages);
     __syncthreads();  // the block is there, and the one before it used up
     fetch(block + stages - 1, slot == 0 ? stages - 1 : slot - 1);
     if (!works) continue;
     const int64_t first = (first_block + block) * kBlockColumns;
-    BlockOfStreams<A, kTiles> x;
+    BlockOfStreams<A> x;
     if constexpr (kWhole) {
-      streams.load(of_streams + slot * (kWarps * Stage::kPacks), x);
+      streams.load(of_streams + slot * (kWarps<A> * Stage::kPacks), x);
     } else {
       streams.load(first, begin, end, x);
     }
@@ -329,7 +320,7 @@ void prenorm_gemm_cuda(const PrenormGemmArgs& a, void* workspace, int device, vo
       const auto fit = static_cast<int>(cuda::most_shared_bytes(kName, device) / kStage);
       const int stages = std::clamp(fit, 2, kMostStages);
       cuda::launch_large(kName, device, stream, &prenorm_gemm<A, whole(), octets()>, grid,
-                         dim3(kThreads), kStage * static_cast<size_t>(stages), a, cut, to, fn,
+                         dim3(kWarps<A> * 32), kStage * static_cast<size_t>(stages), a, cut, to, fn,
                          stages);
     };
     const auto with_octets = [&](auto whole) {
