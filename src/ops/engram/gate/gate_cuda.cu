@@ -8,9 +8,10 @@
 // Algorithm: blocks walk over the tokens of a stream, whose weights they hold in registers. Rows
 // are copied to shared memory two tokens ahead, every thread its own packs. In one step a block
 // takes the sums of a token, one warp makes alpha of them, and the others already write the token
-// before, whose x and v are in registers: one barrier a token. Statistics alone, and rows that are
-// not aligned or do not fit, have a block per token and stream. Class R: the order of sums depends
-// on d and the type alone, whatever is saved and wherever the output is. Tokens are independent.
+// before, whose x and v are in registers: one barrier a token. Few tokens, statistics alone, and
+// rows that are not aligned or do not fit have a block per token and stream. Class R: the order of
+// sums depends on d and the type alone, whatever is saved and wherever the output is. Tokens are
+// independent.
 #include "backends/cuda/async_copy.cuh"
 #include "ops/engram/shared/gate_rows.cuh"
 
@@ -140,7 +141,7 @@ inline size_t stage_bytes(int threads) {
 
 // Block b takes tokens b / n, b / n + step, ... of stream b % n.
 template <class A>
-__global__ void __maxnreg__(80)
+__global__ void __maxnreg__(72)
     gate_walk(const __grid_constant__ GateForwardArgs a, float scale, unsigned token_step) {
   constexpr int kColumns = kWidth<A>;
   extern __shared__ __align__(128) Pack stage_memory[];
@@ -170,14 +171,7 @@ __global__ void __maxnreg__(80)
   int64_t t = blockIdx.x / streams;
   fetch(t, 0, image[0]);
   fetch(t + token_step, 1, image[1]);
-  float weight[kGatePacks][kColumns] = {};
-#pragma unroll
-  for (int p = 0; p < kGatePacks; ++p) {
-    const int at = first + p * columns_of_block;
-    if (at >= hidden) continue;
-    load_weights<kColumns, true>(a.weight_fused + h * a.weight_stream_stride + at, kColumns,
-                                 weight[p]);
-  }
+  const float* weight = a.weight_fused + h * a.weight_stream_stride + first;
 
   Pack x[kGatePacks] = {}, v[kGatePacks] = {};  // of the token before
   bool before_is_image = false;
@@ -194,7 +188,9 @@ __global__ void __maxnreg__(80)
         if (first + p * columns_of_block >= hidden) continue;
         next_x[p] = *stages.at(turn, 0, p);
         next_v[p] = *stages.at(turn, 2, p);
-        of_thread.add<A>(next_x[p], *stages.at(turn, 1, p), weight[p]);
+        float w[kColumns];
+        load_weights<kColumns, true>(weight + p * columns_of_block, kColumns, w);
+        of_thread.add<A>(next_x[p], *stages.at(turn, 1, p), w);
       }
       sums[turn].put(of_thread.sum);
     }
@@ -242,7 +238,12 @@ void gate_fwd_cuda(const GateForwardArgs& a, int device, void* stream) {
   const auto scale = gate_scale<float>(a.hidden);
   const int64_t held = int64_t{threads} * kGatePacks * (16 / size);
   const int64_t rows = a.tokens * a.streams;
-  if (vector && a.mode != GateMode::stats && threads > 32 && a.hidden <= held) {
+  // Tokens a multiple of 32 KB apart: measured on an H200, blocks that walk lose there what they
+  // win elsewhere.
+  constexpr int64_t kBadDistance = 32 * 1024;
+  const bool may_walk = vector && a.mode != GateMode::stats && threads > 32 && a.hidden <= held &&
+                        a.residual_token_stride * size % kBadDistance != 0;
+  if (may_walk) {
     bool walks = false;
     cuda::with_activation(a.activation, [&](auto activation) {
       const auto kernel = &gate_walk<decltype(activation)>;

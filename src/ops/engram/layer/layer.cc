@@ -205,7 +205,7 @@ void run_cuda(const Call& call) {
   LayerForwardArgs args = make_args(call);
   Workspace workspace(call.context.workspace());
   take_device_arrays(workspace, args);
-  fuse_weights(call, const_cast<float*>(args.gate.weight_fused));
+  if (args.gate.tokens > 0) fuse_weights(call, const_cast<float*>(args.gate.weight_fused));
   const int device = call.context.device_index();
   void* stream = call.context.stream();
   if (args.conv.conv_weight == nullptr) return gate_fwd_cuda(args.gate, device, stream);

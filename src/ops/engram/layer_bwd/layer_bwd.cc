@@ -291,7 +291,7 @@ void run_cuda(const Call& call) {
   const int device = call.context.device_index();
   void* stream = call.context.stream();
   GateForwardArgs& gate = args.gate.gate;
-  fuse_weights(call, s.fused);
+  if (gate.tokens > 0) fuse_weights(call, s.fused);
   gate.weight_fused = s.fused;
   gate.value_mean_square = s.arrays.value_mean_square;
   compute_statistics(s.statistics, gate, device, stream);

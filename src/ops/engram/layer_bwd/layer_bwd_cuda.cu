@@ -65,7 +65,7 @@ void layer_bwd_cuda(const LayerBackwardArgs& a, const LayerGradArrays& arrays, i
                       is_vector(gate.value, size, gate.value_token_stride, 0) &&
                       is_vector(gradients.grad_out, size, gradients.grad_token_stride,
                                 gradients.grad_stream_stride);
-  launch_conv_bwd(kName, device, stream, gradients, a.sums, vector);
+  conv_gradients_cuda(kName, gradients, a.sums, vector, device, stream);
 }
 
 }  // namespace ehc::engram

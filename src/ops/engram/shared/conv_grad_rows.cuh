@@ -61,7 +61,7 @@ struct ConvGradients {
     float gc[kWidth<A>];
 #pragma unroll
     for (int i = 0; i < kWidth<A>; ++i) {
-      gc[i] = i < count ? column<A>(grad, i) * silu_slope(c[i]) : 0.0f;
+      gc[i] = i < count ? column<A>(grad, i) * fast_silu_slope(c[i]) : 0.0f;
     }
     put(grad_conv + row_at(t, h) + at, gc);
   }
@@ -297,32 +297,7 @@ struct ConvWeightSums {
 };
 
 // Everything but the norms; `vector`: rows of values, G and gV move in packs of 16 bytes.
-inline void launch_conv_bwd(const char* name, int device, void* stream, const ConvGradients& a,
-                            const ConvSumArgs& sums, bool vector) {
-  const ConvForwardArgs& f = a.args;
-  if (f.tokens > 0) {
-    launch_conv(name, device, stream, a, vector);
-    cuda::with_activation(f.activation, [&](auto activation) {
-      using A = decltype(activation);
-      constexpr int64_t kThreads = 128;
-      const int64_t packs = cuda::packs_of(f.hidden, kWidth<A>);
-      const int64_t column_blocks = (packs + kThreads - 1) / kThreads;
-      const auto launch = [&](auto kernel, int64_t tokens) {
-        cuda::launch(
-            name, device, stream, kernel,
-            dim3(cuda::blocks((f.tokens + tokens - 1) / tokens * f.streams * column_blocks)),
-            dim3(kThreads), 0, a, vector, column_blocks, tokens);
-      };
-      const bool four = f.conv.taps == kChainTaps;
-      launch(four ? &conv_chunk_sums<A, true> : &conv_chunk_sums<A, false>,
-             conv_bwd_chunk(f.tokens));
-      cuda::launch_each(name, device, stream, f.tokens * f.streams, RowMean<A>{a});
-      launch(four ? &conv_grad_values<A, true> : &conv_grad_values<A, false>,
-             std::clamp<int64_t>(f.tokens / 64, 1, 16));
-    });
-  }
-  cuda::launch_each(name, device, stream, f.streams * f.hidden,
-                    ConvWeightSums{a.partials, f.conv, f.hidden, sums.of_taps, sums.of_norm});
-}
+void conv_gradients_cuda(const char* name, const ConvGradients& args, const ConvSumArgs& sums,
+                         bool vector, int device, void* stream);
 
 }  // namespace ehc::engram

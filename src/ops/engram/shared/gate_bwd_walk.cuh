@@ -16,7 +16,7 @@ namespace ehc::engram {
 inline constexpr int kWalkStreams = 4;
 inline constexpr int kWalkStages = 2;
 inline constexpr int kWalkPacks = 2;  // of a thread, the width of the block apart
-inline constexpr int kWalkRegisters = 144;
+inline constexpr int kWalkRegisters = 128;
 inline constexpr int kWalkThreads = 448;  // as many as have so many registers
 
 // What a thread has in shared memory; no other reads it. Distances are those of the largest block,
@@ -63,7 +63,7 @@ __global__ void __maxnreg__(kWalkRegisters)
   const int step = static_cast<int>(blockDim.x) * kColumns;
   const auto exists = [&](int p) { return first + p * step < static_cast<int>(gate.hidden); };
   const int64_t begin = blockIdx.x * chunk_tokens;
-  const int64_t end = min(gate.tokens, begin + chunk_tokens);
+  const int count = static_cast<int>(min(gate.tokens - begin, chunk_tokens));
   if (threadIdx.x < kWalkStreams) {
     const int h = static_cast<int>(threadIdx.x);
     rows[h] = {row_of<const A>(a.grad_out, begin, h), residual_row<A>(gate, begin, h),
@@ -71,9 +71,9 @@ __global__ void __maxnreg__(kWalkRegisters)
                row_of<A>(a.grad_key, begin, h)};
   }
   __syncthreads();
-  const auto fetch = [&](int64_t t, int h, int stage) {
-    if (t < end) {
-      const int64_t at = t - begin;
+  const auto fetch = [&](int i, int h, int stage) {
+    if (i < count) {
+      const int64_t at = i;
       const A* grad = rows[h].grad_out + at * a.grad_out.token_stride + first;
       const A* residual = rows[h].residual + at * gate.residual_token_stride + first;
       const A* key = rows[h].key + at * gate.key_token_stride + first;
@@ -87,9 +87,9 @@ __global__ void __maxnreg__(kWalkRegisters)
     }
     cuda::commit_copies();
   };
-  const auto fetch_value = [&](int64_t t) {
-    if (t < end) {
-      const A* value = value_row<A>(gate, t) + first;
+  const auto fetch_value = [&](int i) {
+    if (i < count) {
+      const A* value = value_row<A>(gate, begin + i) + first;
 #pragma unroll
       for (int p = 0; p < kWalkPacks; ++p) {
         if (exists(p)) cuda::start_copy(own.value(p), value + p * step);
@@ -118,9 +118,9 @@ __global__ void __maxnreg__(kWalkRegisters)
       if (threadIdx.x % cuda::kWarp == 0) window.sums[stage].of_warp[0][warp] = total;
     }
   };
-  fetch_value(begin);
-  fetch(begin, 0, 0);
-  fetch(begin, 1, 1);
+  fetch_value(0);
+  fetch(0, 0, 0);
+  fetch(0, 1, 1);
 #pragma unroll
   for (int h = 0; h < kWalkStreams; ++h) {
     const float* weight = gate.weight_fused + h * gate.weight_stream_stride + first;
@@ -137,16 +137,12 @@ __global__ void __maxnreg__(kWalkRegisters)
   put_sum(0);
 
   float grad_weight[kWalkStreams][kWalkPacks][kColumns] = {};
-  int64_t window_begin = begin;
-  int64_t window_end = begin;
 #pragma unroll 1
-  for (int64_t t = begin; t < end; ++t) {
-    if (t == window_end) {
-      window_begin = t;
-      window_end = min(end, t + kWindow);
-      window.fill(gate, scale, t, window_end, 0, [](int, int64_t) {});
+  for (int i = 0; i < count; ++i) {
+    const int of_window = i % kWindow;
+    if (of_window == 0) {
+      window.fill(gate, scale, begin + i, begin + min(count, i + kWindow), 0, [](int, int64_t) {});
     }
-    const int of_window = static_cast<int>(t - window_begin);
     float grad_value[kWalkPacks][kColumns] = {};
 #pragma unroll
     for (int h = 0; h < kWalkStreams; ++h) {
@@ -154,8 +150,8 @@ __global__ void __maxnreg__(kWalkRegisters)
       const TokenScalars& scalars = window.scalars[of_window][h];
       const Slopes slopes(scalars, window.sums[stage].total(0, kWalkPacks));
       const float alpha = window.alpha[of_window][h];
-      A* grad_residual = rows[h].grad_residual + (t - begin) * a.grad_residual.token_stride + first;
-      A* grad_key = rows[h].grad_key + (t - begin) * a.grad_key.token_stride + first;
+      A* grad_residual = rows[h].grad_residual + int64_t{i} * a.grad_residual.token_stride + first;
+      A* grad_key = rows[h].grad_key + int64_t{i} * a.grad_key.token_stride + first;
 #pragma unroll
       for (int p = 0; p < kWalkPacks; ++p) {
         if (!exists(p)) continue;
@@ -183,16 +179,16 @@ __global__ void __maxnreg__(kWalkRegisters)
         }
       }
       if (h + kWalkStages < kWalkStreams) {
-        fetch(t, h + kWalkStages, stage);
+        fetch(i, h + kWalkStages, stage);
       } else {
-        fetch(t + 1, h + kWalkStages - kWalkStreams, stage);
+        fetch(i + 1, h + kWalkStages - kWalkStreams, stage);
       }
       cuda::await_copies<1>();
-      if (h + 1 < kWalkStreams || t + 1 < end) put_sum((h + 1) % kWalkStages);
-      if (h + 2 == kWalkStreams) fetch_value(t + 1);
+      if (h + 1 < kWalkStreams || i + 1 < count) put_sum((h + 1) % kWalkStages);
+      if (h + 2 == kWalkStreams) fetch_value(i + 1);
       __syncthreads();
     }
-    A* of_value = row_of<A>(a.grad_value, t) + first;
+    A* of_value = row_of<A>(a.grad_value, begin + i) + first;
 #pragma unroll
     for (int p = 0; p < kWalkPacks; ++p) {
       if (!exists(p)) continue;
