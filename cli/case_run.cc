@@ -119,31 +119,25 @@ void PlacedTensor::for_each_piece(const Move& move) const {
   }
 }
 
-std::vector<std::byte> PlacedTensor::fetch() const {
-  std::vector<std::byte> now(original_.size());
+PlacedTensor::Now PlacedTensor::now() const {
+  std::vector<std::byte> all(original_.size());
   for_each_piece([&](size_t at, size_t to, size_t bytes) {
-    copy_out(context_, now.data() + to, static_cast<const std::byte*>(memory_.data()) + at, bytes);
+    copy_out(context_, all.data() + to, static_cast<const std::byte*>(memory_.data()) + at, bytes);
   });
-  return now;
-}
-
-std::vector<std::byte> PlacedTensor::elements() const {
-  const std::vector<std::byte> all = fetch();
-  std::vector<std::byte> out(bytes_of(view_));
+  Now now;
+  now.elements.resize(bytes_of(view_));
+  const bool same = all == original_;
+  now.same_elements = true;
   for_each_row(image_, [&](size_t at, size_t to, size_t bytes) {
-    std::memcpy(out.data() + to, all.data() + offset_ + at, bytes);
+    std::byte* here = all.data() + offset_ + at;
+    const std::byte* placed = original_.data() + offset_ + at;
+    std::memcpy(now.elements.data() + to, here, bytes);
+    if (same) return;
+    now.same_elements = now.same_elements && std::memcmp(here, placed, bytes) == 0;
+    std::memcpy(here, placed, bytes);
   });
-  return out;
-}
-
-bool PlacedTensor::intact(bool values) const {
-  std::vector<std::byte> now = fetch();
-  if (!values) {
-    for_each_row(image_, [&](size_t at, size_t, size_t bytes) {
-      std::memcpy(now.data() + offset_ + at, original_.data() + offset_ + at, bytes);
-    });
-  }
-  return now == original_;
+  now.same_surroundings = same || all == original_;
+  return now;
 }
 
 PlacedCase::PlacedCase(const CaseInputs& inputs, const std::vector<Tensor>& tensors,
@@ -276,12 +270,14 @@ RunResult PlacedCase::result() const {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     if (at_[i] < 0) continue;
     const PlacedTensor& p = placed_[static_cast<size_t>(at_[i])];
-    if (!p.intact(!is_written_[static_cast<size_t>(at_[i])])) {
+    PlacedTensor::Now now = p.now();
+    const bool may_differ = is_written_[static_cast<size_t>(at_[i])];
+    if (!now.same_surroundings || (!may_differ && !now.same_elements)) {
       result.damage = "memory of '" + call_.name_of(i) + "' was written that is not an output's";
     }
     if (!call_.spec_of(i).is_output) continue;
     Tensor t = made_[i];
-    result.memory.push_back(p.elements());
+    result.memory.push_back(std::move(now.elements));
     t.data = result.memory.back().data();
     cut_to_unique_rows(call_.spec_of(i), t, unique_rows);
     result.outputs.push_back({i, t});

@@ -33,16 +33,19 @@ class PlacedTensor {
   PlacedTensor(const Context& context, const Tensor& like, Layout layout, bool packed,
                int lead_rank, unsigned char poison);
   [[nodiscard]] const Tensor& view() const { return view_; }
-  // The elements, contiguous, fetched from the device.
-  [[nodiscard]] std::vector<std::byte> elements() const;
-  // Whether the bytes around the elements, and with `values` the elements too, are as placed.
-  [[nodiscard]] bool intact(bool values) const;
+  // What lies there now: the elements, contiguous, and whether they and the bytes around them are
+  // as placed.
+  struct Now {
+    std::vector<std::byte> elements;
+    bool same_elements = false;
+    bool same_surroundings = false;
+  };
+  [[nodiscard]] Now now() const;
   // All memory of a tensor that is not `far`, and what was placed there.
   [[nodiscard]] const Buffer& memory() const { return memory_; }
   [[nodiscard]] const std::vector<std::byte>& original() const { return original_; }
 
  private:
-  [[nodiscard]] std::vector<std::byte> fetch() const;
   // Calls move(at in memory, at in an image, bytes) for each piece of memory that is kept.
   template <class Move>
   void for_each_piece(const Move& move) const;

@@ -271,23 +271,23 @@ TEST(PlacedTensor, KeepsElementsInEveryLayoutAndSeesStrayWrites) {
   for (const Layout layout : kLayouts) {
     SCOPED_TRACE(name_of(layout));
     const PlacedTensor placed(host, dense, layout, false, 2, 0xcd);
-    const std::vector<std::byte> elements = placed.elements();
-    ASSERT_EQ(elements.size(), values.size() * 4);
-    EXPECT_EQ(std::memcmp(elements.data(), values.data(), elements.size()), 0);
-    EXPECT_TRUE(placed.intact(true));
+    const PlacedTensor::Now now = placed.now();
+    ASSERT_EQ(now.elements.size(), values.size() * 4);
+    EXPECT_EQ(std::memcmp(now.elements.data(), values.data(), now.elements.size()), 0);
+    EXPECT_TRUE(now.same_elements && now.same_surroundings);
     const Tensor& view = placed.view();
     EXPECT_EQ(view.stride[0], 3 * view.stride[1]) << "leading dimensions flatten";
     EXPECT_EQ(view.contiguous(), layout != Layout::strided && layout != Layout::padded);
     const auto address = reinterpret_cast<uintptr_t>(view.data) % 64;
     EXPECT_EQ(address, layout == Layout::misaligned ? 4U : 0U);
     view.as<float>()[7] = 99;  // an element, or in a gap
-    EXPECT_FALSE(placed.intact(true));
+    EXPECT_NE(placed.now().same_elements, placed.now().same_surroundings);
     view.as<float>()[-1] = 99;
-    EXPECT_FALSE(placed.intact(false)) << "before the first element";
+    EXPECT_FALSE(placed.now().same_surroundings) << "before the first element";
   }
   const PlacedTensor strided(host, dense, Layout::strided, false, 1, 0xcd);
   strided.view().as<float>()[5] = 1;
-  EXPECT_FALSE(strided.intact(false)) << "behind a row";
+  EXPECT_FALSE(strided.now().same_surroundings) << "behind a row";
   const PlacedTensor packed(host, dense, Layout::strided, true, 1, 0xcd);
   EXPECT_TRUE(packed.view().contiguous()) << "the table wants it so";
 }
@@ -300,12 +300,12 @@ TEST(PlacedTensor, FarTokensAndBareMemory) {
   const PlacedTensor far(host, dense, Layout::far, false, 1, 0xcd);
   const Tensor& view = far.view();
   EXPECT_GT(2 * view.stride[0], int64_t{1} << 31);
-  const std::vector<std::byte> elements = far.elements();
-  EXPECT_EQ(std::memcmp(elements.data(), values.data(), elements.size()), 0);
+  const PlacedTensor::Now now = far.now();
+  EXPECT_EQ(std::memcmp(now.elements.data(), values.data(), now.elements.size()), 0);
+  EXPECT_TRUE(now.same_elements && now.same_surroundings);
   EXPECT_EQ(view.as<uint8_t>()[2 * view.stride[0] + 19], 59);
-  EXPECT_TRUE(far.intact(true));
   view.as<uint8_t>()[view.stride[0] + 20] = 1;
-  EXPECT_FALSE(far.intact(false)) << "behind a token";
+  EXPECT_FALSE(far.now().same_surroundings) << "behind a token";
   const PlacedTensor packed(host, dense, Layout::far, true, 1, 0xcd);
   EXPECT_TRUE(packed.view().contiguous()) << "the table wants it so";
 
