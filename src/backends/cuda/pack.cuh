@@ -78,6 +78,18 @@ __device__ __forceinline__ void store_pack(A* to, const Pack& pack, int64_t coun
   }
 }
 
+// The same where nobody reads soon what is written, so that it leaves the caches first.
+template <bool kVector, class A>
+__device__ __forceinline__ void store_pack_once(A* to, const Pack& pack, int64_t count) {
+  if constexpr (kVector) {
+    asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(pack.word[0]),
+                 "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3])
+                 : "memory");
+  } else {
+    store_pack<false>(to, pack, count);
+  }
+}
+
 // --- conversions: to nearest even, subnormals kept, NaN stays NaN ---
 
 // Column k of a pack; k is known to the compiler once its loop is unrolled.

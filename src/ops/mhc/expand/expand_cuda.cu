@@ -14,14 +14,14 @@ namespace {
 
 template <class A, int kStreams, bool kVector>
 __global__ void expand_fwd(const __grid_constant__ ExpandForwardArgs a, int64_t column_blocks) {
+  cuda::wait_for_previous();
   const Place at = Place::of_thread<A>(a.sizes, column_blocks);
   if (at.count <= 0) return;
   const A* hidden = row_of<const A>(a.hidden, at.token) + at.column;
   const Pack pack = cuda::load_pack<kVector>(hidden, at.count);
-#pragma unroll
-  for (int i = 0; i < count_of<kStreams>(a.sizes.streams); ++i) {
+  each_stream(count_of<kStreams>(a.sizes.streams), [&](int i) {
     cuda::store_pack<kVector>(row_of<A>(a.residual, at.token, i) + at.column, pack, at.count);
-  }
+  });
 }
 
 }  // namespace
@@ -29,8 +29,9 @@ __global__ void expand_fwd(const __grid_constant__ ExpandForwardArgs a, int64_t 
 void expand_fwd_cuda(const ExpandForwardArgs& a, int device, void* stream) {
   with_kernel(a.sizes, are_vectors(a.sizes, a.hidden, a.residual),
               [&](auto activation, auto streams, auto vector) {
-                launch_columns("mhc.expand_fwd", device, stream, a.sizes,
-                               &expand_fwd<decltype(activation), streams(), vector()>, a);
+                launch_columns_overlapping("mhc.expand_fwd", device, stream, a.sizes,
+                                           &expand_fwd<decltype(activation), streams(), vector()>,
+                                           a);
               });
 }
 

@@ -21,25 +21,26 @@ namespace ehc::mhc {
 namespace {
 
 template <class A, int kStreams, bool kVector>
-__global__ void post_fwd(const __grid_constant__ PostForwardArgs a, int64_t column_blocks) {
+__global__ void __launch_bounds__(kMostColumnThreads, kStreams == 0 ? 2 : 3)
+    post_fwd(const __grid_constant__ PostForwardArgs a, int64_t column_blocks) {
+  cuda::wait_for_previous();
   const Place at = Place::of_thread<A>(a.sizes, column_blocks);
   if (at.count <= 0) return;
   const int n = count_of<kStreams>(a.sizes.streams);
+  const StreamVector<kStreams, kVector> post(a.post, at.token, n);
+  const StreamMatrix<kStreams, kVector> comb(a.comb, at.token, n);
   Pack residual[kRoom<kStreams>];
   load_streams<kStreams, kVector, A>(a.residual, at.token, at.column, at.count, n, residual);
   const A* layer_output = row_of<const A>(a.layer_output, at.token) + at.column;
   const Pack y = cuda::load_pack<kVector>(layer_output, at.count);
-  const StreamVector<kStreams> post(a.post, at.token, n);
-  const StreamMatrix<kStreams> comb(a.comb, at.token, n);
-#pragma unroll
-  for (int o = 0; o < n; ++o) {
+  each_stream(n, [&](int o) {
     const Pack x = cuda::make_pack<A>([&](int k) {
       return post_column<float>(
           post[o], [&](int64_t i) { return comb[i][o]; }, n, column<A>(y, k),
           [&](int64_t i) { return column<A>(residual[i], k); });
     });
     cuda::store_pack<kVector>(row_of<A>(a.new_residual, at.token, o) + at.column, x, at.count);
-  }
+  });
 }
 
 // A row with coefficients in the new streams, y or a b_i: its gradient at the columns of a pack,
@@ -115,11 +116,12 @@ constexpr int kBackwardPacks = 2;  // of a thread, for d up to 256 times so many
 }  // namespace
 
 void post_fwd_cuda(const PostForwardArgs& a, int device, void* stream) {
-  with_kernel(a.sizes, are_vectors(a.sizes, a.layer_output, a.residual, a.new_residual),
-              [&](auto activation, auto streams, auto vector) {
-                launch_columns("mhc.post_fwd", device, stream, a.sizes,
+  const bool vectors = are_vectors(a.sizes, a.layer_output, a.residual, a.new_residual) &&
+                       are_lines(a.sizes, a.post, a.comb);
+  with_kernel(a.sizes, vectors, [&](auto activation, auto streams, auto vector) {
+    launch_columns_overlapping("mhc.post_fwd", device, stream, a.sizes,
                                &post_fwd<decltype(activation), streams(), vector()>, a);
-              });
+  });
 }
 
 void post_bwd_cuda(const PostBackwardArgs& a, int device, void* stream) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "core/host_device.h"
+#include "ops/mhc/shared/stream_rows.h"
 
 namespace ehc::mhc {
 
@@ -19,9 +20,9 @@ template <class Real, class Coefficient, class Column>
 EHC_HD Real post_column(Real post, const Coefficient& comb, int64_t streams, Real y,
                         const Column& b) {
   Real sum = post * y;
-  for (int64_t i = 0; i < streams; ++i) {
+  each_stream(streams, [&](int64_t i) {
     sum = std::fma(static_cast<Real>(comb(i)), static_cast<Real>(b(i)), sum);
-  }
+  });
   return sum;
 }
 

@@ -23,6 +23,7 @@ namespace {
 template <class A, int kStreams, bool kVector, bool kOnes>
 __global__ void pre_apply_fwd(const __grid_constant__ PreApplyForwardArgs a,
                               int64_t column_blocks) {
+  cuda::wait_for_previous();
   const Place at = Place::of_thread<A>(a.sizes, column_blocks);
   if (at.count <= 0) return;
   const int n = count_of<kStreams>(a.sizes.streams);
@@ -37,7 +38,7 @@ __global__ void pre_apply_fwd(const __grid_constant__ PreApplyForwardArgs a,
   if constexpr (kOnes) {
     collapse([](int64_t) { return 1.0f; });
   } else {
-    const StreamVector<kStreams> pre(a.pre, at.token, n);
+    const StreamVector<kStreams, kVector> pre(a.pre, at.token, n);
     collapse([&](int64_t i) { return pre[i]; });
   }
 }
@@ -45,12 +46,13 @@ __global__ void pre_apply_fwd(const __grid_constant__ PreApplyForwardArgs a,
 template <class A, int kStreams, bool kVector>
 __global__ void __launch_bounds__(kMostRowThreads)
     pre_apply_bwd(const __grid_constant__ PreApplyBackwardArgs a) {
+  cuda::wait_for_previous();
   constexpr int kCount = kRoom<kStreams>;
   __shared__ cuda::SumRoom<kCount, kMostRowThreads> room;
   const int64_t t = blockIdx.x;
   const int n = count_of<kStreams>(a.sizes.streams);
   const bool adds = a.grad_residual_acc.data != nullptr;
-  const StreamVector<kStreams> pre(a.pre, t, n);
+  const StreamVector<kStreams, kVector> pre(a.pre, t, n);
   float sums[kCount] = {};
   for (int64_t at = threadIdx.x * kWidth<A>; at < a.sizes.hidden; at += blockDim.x * kWidth<A>) {
     const int64_t count = a.sizes.hidden - at;
@@ -58,15 +60,14 @@ __global__ void __launch_bounds__(kMostRowThreads)
     Pack x[kCount], target[kCount] = {};
     load_streams<kStreams, kVector, A>(a.residual, t, at, count, n, x);
     if (adds) load_streams<kStreams, kVector, A>(a.grad_residual_acc, t, at, count, n, target);
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
+    each_stream(n, [&](int i) {
       const Pack grad_x = cuda::make_pack<A>([&](int k) {
         const float g = column<A>(grad, k);
         sums[i] = fmaf(g, column<A>(x[i], k), sums[i]);
         return fmaf(pre[i], g, column<A>(target[i], k));
       });
       cuda::store_pack<kVector>(row_of<A>(a.grad_residual, t, i) + at, grad_x, count);
-    }
+    });
   }
   cuda::block_sums(sums, room, [&](int i, float sum) {
     if (i < n) a.grad_pre.data[t * a.grad_pre.token_stride + i] = sum;
@@ -77,11 +78,11 @@ constexpr int kBackwardPacks = 2;  // of a thread, for d up to 256 times so many
 
 template <bool kOnes>
 void collapse(const char* name, const PreApplyForwardArgs& a, int device, void* stream) {
-  with_kernel(a.sizes, are_vectors(a.sizes, a.residual, a.layer_input),
-              [&](auto activation, auto streams, auto vector) {
-                launch_columns(name, device, stream, a.sizes,
+  const bool vectors = are_vectors(a.sizes, a.residual, a.layer_input) && are_lines(a.sizes, a.pre);
+  with_kernel(a.sizes, vectors, [&](auto activation, auto streams, auto vector) {
+    launch_columns_overlapping(name, device, stream, a.sizes,
                                &pre_apply_fwd<decltype(activation), streams(), vector(), kOnes>, a);
-              });
+  });
 }
 
 }  // namespace
@@ -96,10 +97,11 @@ void expand_bwd_cuda(const PreApplyForwardArgs& a, int device, void* stream) {
 
 void pre_apply_bwd_cuda(const PreApplyBackwardArgs& a, int device, void* stream) {
   const bool vectors =
-      are_vectors(a.sizes, a.grad_layer_input, a.residual, a.grad_residual_acc, a.grad_residual);
+      are_vectors(a.sizes, a.grad_layer_input, a.residual, a.grad_residual_acc, a.grad_residual) &&
+      are_lines(a.sizes, a.pre);
   with_kernel(a.sizes, vectors, [&](auto activation, auto streams, auto vector) {
-    launch_rows("mhc.pre_apply_bwd", device, stream, a.sizes, kBackwardPacks,
-                &pre_apply_bwd<decltype(activation), streams(), vector()>, a);
+    launch_rows_overlapping("mhc.pre_apply_bwd", device, stream, a.sizes, kBackwardPacks,
+                            &pre_apply_bwd<decltype(activation), streams(), vector()>, a);
   });
 }
 

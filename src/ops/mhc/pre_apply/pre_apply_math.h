@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "core/host_device.h"
+#include "ops/mhc/shared/stream_rows.h"
 
 namespace ehc::mhc {
 
@@ -16,9 +17,9 @@ namespace ehc::mhc {
 template <class Real, class Coefficient, class Column>
 EHC_HD Real pre_apply_column(const Coefficient& pre, int64_t streams, const Column& x) {
   Real sum = 0;
-  for (int64_t i = 0; i < streams; ++i) {
+  each_stream(streams, [&](int64_t i) {
     sum = std::fma(static_cast<Real>(pre(i)), static_cast<Real>(x(i)), sum);
-  }
+  });
   return sum;
 }
 

@@ -6,85 +6,125 @@
 //   comb F32[T,n,n]
 //
 // Bytes a token in 16-bit types: (2n+2)d + 4*S*G*(N+1) + 4n + 4n^2.
-// Algorithm: post and comb, which nothing here reads, are made by the first blocks, a thread per
-// token, and hide behind the others. Those collapse: pre is made once per block and token while
-// the streams are on their way. Without the norm they are cut as in pre_apply; with it a block has
-// a token, writes the rounded row, and reads it back for the second pass, each thread its own part.
-// Class E with the operators it stands for, whose steps it shares; the sum of the norm is class R,
-// its order depends on d and the type alone. Tokens are independent.
+// Algorithm: post and comb, which nothing here reads, are made by blocks of their own, sixteen
+// lanes (four streams) or a thread per token, spread among the others, so that every processor
+// always has rows on their way. The others collapse: pre is made once per block and token while the
+// streams are on their way. Without the norm they are cut as in pre_apply; with it a block has a
+// token and keeps the rounded row in registers until its sum is known; what is too long for that it
+// writes and reads back, each thread its own part. Class E with the operators it stands for, whose
+// steps it shares; the sum of the norm is class R, its order depends on d and the type alone.
+// Tokens are independent.
 #include "backends/cuda/sums.cuh"
-#include "core/float_formats.h"
 #include "ops/mhc/pre_apply/pre_apply_math.h"
 #include "ops/mhc/pre_big_fuse/pre_big_fuse_args.h"
-#include "ops/mhc/shared/token_steps.cuh"
+#include "ops/mhc/shared/token_lanes.cuh"
 
 namespace ehc::mhc {
 
 namespace {
 
-// post and comb of a token. A function of its own, to be compiled once; what follows the load of
-// the streams must have no calls, for they would wait for it.
+// --- post and comb ---
+
+// A token's, by one thread. A function of its own, to be compiled once.
 template <int kStreams>
-__device__ __noinline__ void make_post_and_comb(const BigFuseArgs& a, int64_t t) {
+__device__ __noinline__ void make_token(const BigFuseArgs& a, int64_t t) {
   const int n = count_of<kStreams>(a.split.streams);
   float mixes[kRoom<kStreams> + kMatrixRoom<kStreams>];
-  reduce_mixes(a.reduce, t, n, n + n * n, mixes);
+  if (a.reduce.splits == 1) {
+    reduce_mixes<true>(a.reduce, t, n, n + n * n, mixes);
+  } else {
+    reduce_mixes<false>(a.reduce, t, n, n + n * n, mixes);
+  }
   float* post = a.split.post.data + t * a.split.post.token_stride;
 #pragma unroll
-  for (int i = 0; i < n; ++i) post[i] = split_post(a.split, i, mixes[i]);
+  for (int i = 0; i < n; ++i) {
+    post[i] = split_post(a.split, LogitTerms(a.split, 1, n + i).logit(mixes[i]));
+  }
   float logits[kMatrixRoom<kStreams>];
   float y[kMatrixRoom<kStreams>];
 #pragma unroll
-  for (int e = 0; e < n * n; ++e) logits[e] = split_comb(a.split, e, mixes[n + e]);
+  for (int e = 0; e < n * n; ++e) {
+    logits[e] = LogitTerms(a.split, 2, 2 * n + e).logit(mixes[n + e]);
+  }
   sinkhorn_matrix<kStreams>(a.sinkhorn, SharedRounds<kStreams>{a.sinkhorn}, logits, y);
   store_matrix<kStreams>(y, t, n, a.comb);
 }
 
-// Row `row` of comb and that entry of post, for four streams.
-__device__ __forceinline__ void make_row(const BigFuseArgs& a, int64_t t, int row, int lane) {
-  float mix = 0;
-  float logits[kQuad];
-  float y[kQuad];
-  reduce_mixes(a.reduce, t, kQuad + row, 1, &mix);
-  reduce_mixes(a.reduce, t, 2 * kQuad + row * kQuad, kQuad, logits);
-  a.split.post.data[t * a.split.post.token_stride + row] = split_post(a.split, row, mix);
-#pragma unroll
-  for (int o = 0; o < kQuad; ++o) logits[o] = split_comb(a.split, row * kQuad + o, logits[o]);
-  sinkhorn_quad(a.sinkhorn, lane, logits, y);
-  float* to = a.comb.data + t * a.comb.token_stride + row * a.comb.row_stride;
-#pragma unroll
-  for (int o = 0; o < kQuad; ++o) to[o] = y[o];
-}
-
-// Threads of a token's coefficients; four streams on logarithms leave all but one idle.
-template <int kStreams>
-inline constexpr int kTokenThreads = kStreams == kQuad ? kQuad : 1;
-
-// Does the block make coefficients of tokens? There are `blocks` such, before the others.
-template <int kStreams>
-__device__ __forceinline__ bool makes_coefficients(const BigFuseArgs& a, unsigned blocks) {
-  if (blockIdx.x >= blocks) return false;
-  constexpr int kThreads = kTokenThreads<kStreams>;
-  const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-  const int tokens = static_cast<int>(blockDim.x * blockDim.y) / kThreads;  // of a block
-  const int64_t t = static_cast<int64_t>(blockIdx.x) * tokens + thread / kThreads;
-  if (thread >= tokens * kThreads || t >= a.collapse.sizes.tokens) return true;
-  if constexpr (kStreams == kQuad) {
-    if (a.sinkhorn.form != SinkhornForm::log) {
-      make_row(a, t, thread % kQuad, thread % cuda::kWarp);
-      return true;
-    }
+// An element of comb, and of post in the first lanes of a token; four streams. Lanes of tokens that
+// do not exist repeat the last one.
+__device__ __forceinline__ void make_element(const BigFuseArgs& a, int64_t token, int e) {
+  const int64_t t = min(token, a.collapse.sizes.tokens - 1);
+  const int i = e % kLaneStreams;
+  const LogitTerms of_post(a.split, 1, kLaneStreams + i);
+  const LogitTerms of_comb(a.split, 2, 2 * kLaneStreams + e);
+  float mixes[2];
+  const int64_t numbers[2] = {kLaneStreams + i, 2 * kLaneStreams + e};
+  if (a.reduce.splits == 1) {
+    reduce_some<true>(a.reduce, t, numbers, mixes, KeepNothing{});
+  } else {
+    reduce_some<false>(a.reduce, t, numbers, mixes, KeepNothing{});
   }
-  if (thread % kThreads == 0) make_post_and_comb<kStreams>(a, t);
-  return true;
+  const float y = sinkhorn_lanes(a.sinkhorn, of_comb.logit(mixes[1]));
+  if (t != token) return;
+  if (e < kLaneStreams) {
+    a.split.post.data[t * a.split.post.token_stride + i] =
+        split_post(a.split, of_post.logit(mixes[0]));
+  }
+  a.comb.data[t * a.comb.token_stride + e / kLaneStreams * a.comb.row_stride + i] = y;
 }
 
-// pre of a token into `pre`, by the threads of a row of the block.
+// How the `count` blocks that make coefficients lie among the others: every 2^shift-th is one, from
+// the first on.
+struct CoefficientBlocks {
+  unsigned count;
+  int shift;
+
+  // They take no more than the first half of the grid, for they take longest.
+  static CoefficientBlocks among(int64_t others, int64_t count) {
+    int shift = 0;
+    while ((count << (shift + 2)) <= others) ++shift;
+    return {cuda::blocks(count), shift};
+  }
+  __device__ __forceinline__ bool has(unsigned block) const {
+    return block >> shift < count && (block & ((1U << shift) - 1)) == 0;
+  }
+  // The number of a block among those that `has` is true (or false) for.
+  __device__ __forceinline__ unsigned own(unsigned block) const { return block >> shift; }
+  __device__ __forceinline__ unsigned other(unsigned block) const {
+    return block - min((block >> shift) + 1, count);
+  }
+};
+
+template <int kStreams>
+__device__ __forceinline__ void make_coefficients(const BigFuseArgs& a, unsigned block) {
+  const int threads = static_cast<int>(blockDim.x * blockDim.y);
+  const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+  const int n = count_of<kStreams>(a.split.streams);
+  if (n != kLaneStreams) {
+    const int64_t t = static_cast<int64_t>(block) * threads + thread;
+    if (t < a.collapse.sizes.tokens) make_token<kStreams>(a, t);
+    return;
+  }
+  const int tokens = threads / cuda::kWarp * (cuda::kWarp / kLanesOfToken);
+  if (thread >= tokens * kLanesOfToken) return;  // not a whole warp
+  make_element(a, static_cast<int64_t>(block) * tokens + thread / kLanesOfToken,
+               thread % kLanesOfToken);
+}
+
+// --- the collapse ---
+
+// pre of a token into `pre`, by the threads of a row of the block; for one split, or for several.
+// The latter has calls, which wait for the loads before them, and so comes before the streams'
+// loads.
+template <bool kOne>
 __device__ __forceinline__ void make_pre(const BigFuseArgs& a, int64_t t, int n, float* pre) {
+  if ((a.reduce.splits == 1) != kOne || t >= a.collapse.sizes.tokens) return;
+#pragma unroll 1
   for (int i = threadIdx.x; i < n; i += blockDim.x) {
-    float mix = 0;
-    reduce_mixes(a.reduce, t, i, 1, &mix);
-    pre[i] = split_pre(a.split, i, mix);
+    const LogitTerms terms(a.split, 0, i);
+    float mix[1];
+    reduce_some<kOne>(a.reduce, t, {i}, mix, KeepNothing{});
+    pre[i] = split_pre(a.split, terms.logit(mix[0]));
   }
 }
 
@@ -98,18 +138,25 @@ __device__ __forceinline__ Pack collapsed(const float* pre, const Pack* x, int n
 
 // Packs of a thread, side by side at the width of the block, so that pre is made for more of them.
 constexpr int kPacks = 2;
+// Blocks that are to fit on a multiprocessor: registers limit the rows on their way.
+template <int kStreams>
+inline constexpr int kResidentBlocks = kStreams == 0 ? 1 : 3;
 
 template <class A, int kStreams, bool kVector>
-__global__ void __launch_bounds__(kMostColumnThreads)
-    big_fuse(const __grid_constant__ BigFuseArgs a, unsigned coefficient_blocks,
+__global__ void __launch_bounds__(kMostColumnThreads, kResidentBlocks<kStreams>)
+    big_fuse(const __grid_constant__ BigFuseArgs a, CoefficientBlocks coefficients,
              int64_t column_blocks) {
   __shared__ float pre[kMostColumnThreads][kRoom<kStreams>];
-  if (makes_coefficients<kStreams>(a, coefficient_blocks)) return;
+  cuda::wait_for_previous();
+  if (coefficients.has(blockIdx.x)) {
+    return make_coefficients<kStreams>(a, coefficients.own(blockIdx.x));
+  }
   const StreamSizes& sizes = a.collapse.sizes;
   const int n = count_of<kStreams>(sizes.streams);
   const Place at =
-      Place::of_thread<A>(sizes, column_blocks, blockIdx.x - coefficient_blocks, kPacks);
+      Place::of_thread<A>(sizes, column_blocks, coefficients.other(blockIdx.x), kPacks);
   const int64_t step = blockDim.x * kWidth<A>;
+  make_pre<false>(a, at.token, n, pre[threadIdx.y]);
   Pack x[kPacks][kRoom<kStreams>];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
@@ -118,7 +165,7 @@ __global__ void __launch_bounds__(kMostColumnThreads)
     load_streams<kStreams, kVector, A>(a.collapse.residual, at.token, at.column + p * step, count,
                                        n, x[p]);
   }
-  if (at.token < sizes.tokens) make_pre(a, at.token, n, pre[threadIdx.y]);
+  make_pre<true>(a, at.token, n, pre[threadIdx.y]);
   __syncthreads();
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
@@ -129,43 +176,119 @@ __global__ void __launch_bounds__(kMostColumnThreads)
   }
 }
 
+// --- with the norm ---
+
+constexpr int kMostNormThreads = 512;
+
+template <class A>
+__device__ __forceinline__ void add_squares(const Pack& row, int64_t count, float& sum) {
+#pragma unroll
+  for (int k = 0; k < kWidth<A>; ++k) {
+    // Columns that do not exist are zeros in every stream; 0 * inf would not be.
+    const float c = k < count ? column<A>(row, k) : 0.0f;
+    sum = fmaf(c, c, sum);
+  }
+}
+
+// Weights of the columns of a pack.
+template <class A>
+struct NormWeights {
+  float value[kWidth<A>];
+
+  template <bool kVector>
+  __device__ __forceinline__ void load(const LayerNormArgs& norm, int64_t at, int64_t count) {
+    if (norm.weight_type == DType::f32) {
+      load_as<kVector, float>(norm, at, count);
+    } else {
+      load_as<kVector, cuda::Bf16>(norm, at, count);
+    }
+  }
+  __device__ __forceinline__ Pack of(const Pack& row, float factor) const {
+    return cuda::make_pack<A>([&](int k) { return column<A>(row, k) * factor * value[k]; });
+  }
+
+ private:
+  // In packs of the rows' columns, which may be two of the weights, or half a one.
+  template <bool kVector, class W>
+  __device__ __forceinline__ void load_as(const LayerNormArgs& norm, int64_t at, int64_t count) {
+    const auto* from = static_cast<const W*>(norm.weight) + at;
+    if constexpr (kWidth < W >> kWidth<A>) {
+#pragma unroll
+      for (int k = 0; k < kWidth<A>; ++k) {
+        value[k] = k < count ? column<W>(cuda::load_pack<false>(from + k, 1), 0) : 0.0f;
+      }
+    } else {
+#pragma unroll
+      for (int first = 0; first < kWidth<A>; first += kWidth<W>) {
+        const Pack pack = cuda::load_pack<kVector>(from + first, count - first);
+#pragma unroll
+        for (int k = 0; k < kWidth<W>; ++k) value[first + k] = column<W>(pack, k);
+      }
+    }
+  }
+};
+
 template <class A, int kStreams, bool kVector>
-__global__ void __launch_bounds__(kMostRowThreads)
-    big_fuse_norm(const __grid_constant__ BigFuseArgs a, unsigned coefficient_blocks) {
+__global__ void __launch_bounds__(kMostNormThreads, kStreams == 0 ? 1 : 2)
+    big_fuse_norm(const __grid_constant__ BigFuseArgs a, CoefficientBlocks coefficients) {
   __shared__ float pre[kRoom<kStreams>], squares;
-  __shared__ cuda::SumRoom<1, kMostRowThreads> room;
-  if (makes_coefficients<kStreams>(a, coefficient_blocks)) return;
+  __shared__ cuda::SumRoom<1, kMostNormThreads> room;
+  cuda::wait_for_previous();
+  if (coefficients.has(blockIdx.x)) {
+    return make_coefficients<kStreams>(a, coefficients.own(blockIdx.x));
+  }
   const StreamSizes& sizes = a.collapse.sizes;
   const int n = count_of<kStreams>(sizes.streams);
-  const int64_t t = blockIdx.x - coefficient_blocks;
+  const int64_t t = coefficients.other(blockIdx.x);
   A* row = row_of<A>(a.collapse.layer_input, t);
-  make_pre(a, t, n, pre);
-  __syncthreads();
+  const int64_t first = threadIdx.x * kWidth<A>;
   const int64_t step = blockDim.x * kWidth<A>;
-  float sum[1] = {};
-  for (int64_t at = threadIdx.x * kWidth<A>; at < sizes.hidden; at += step) {
-    Pack x[kRoom<kStreams>];
-    load_streams<kStreams, kVector, A>(a.collapse.residual, t, at, sizes.hidden - at, n, x);
-    const Pack made = collapsed<A, kStreams>(pre, x, n);
+  make_pre<false>(a, t, n, pre);
+  Pack x[kPacks][kRoom<kStreams>];
 #pragma unroll
-    for (int k = 0; k < kWidth<A>; ++k) {
-      // Columns that do not exist are zeros in every stream; 0 * inf would not be.
-      const float c = at + k < sizes.hidden ? column<A>(made, k) : 0.0f;
-      sum[0] = fmaf(c, c, sum[0]);
-    }
+  for (int p = 0; p < kPacks; ++p) {
+    const int64_t at = first + p * step;
+    if (at >= sizes.hidden) continue;
+    load_streams<kStreams, kVector, A>(a.collapse.residual, t, at, sizes.hidden - at, n, x[p]);
+  }
+  make_pre<true>(a, t, n, pre);
+  __syncthreads();
+  Pack kept[kPacks];
+  float sum[1] = {};
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const int64_t at = first + p * step;
+    if (at >= sizes.hidden) continue;
+    kept[p] = collapsed<A, kStreams>(pre, x[p], n);
+    add_squares<A>(kept[p], sizes.hidden - at, sum[0]);
+  }
+  for (int64_t at = first + kPacks * step; at < sizes.hidden; at += step) {
+    load_streams<kStreams, kVector, A>(a.collapse.residual, t, at, sizes.hidden - at, n, x[0]);
+    const Pack made = collapsed<A, kStreams>(pre, x[0], n);
+    add_squares<A>(made, sizes.hidden - at, sum[0]);
     cuda::store_pack<kVector>(row + at, made, sizes.hidden - at);
+  }
+  NormWeights<A> weights[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const int64_t at = first + p * step;
+    if (at < sizes.hidden) weights[p].template load<kVector>(a.norm, at, sizes.hidden - at);
   }
   cuda::block_sums(sum, room, [&](int, float total) { squares = total; });
   __syncthreads();
   const float factor = rms_factor<float>({sizes.hidden, a.norm.eps, false}, squares);
-  for (int64_t at = threadIdx.x * kWidth<A>; at < sizes.hidden; at += step) {
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const int64_t at = first + p * step;
+    const int64_t count = sizes.hidden - at;
+    if (count <= 0) continue;
+    cuda::store_pack<kVector>(row + at, weights[p].of(kept[p], factor), count);
+  }
+  for (int64_t at = first + kPacks * step; at < sizes.hidden; at += step) {
     const int64_t count = sizes.hidden - at;
     const Pack made = cuda::load_pack<kVector>(static_cast<const A*>(row + at), count);
-    const Pack scaled = cuda::make_pack<A>([&](int k) {
-      const float weight = k < count ? load_float(a.norm.weight, a.norm.weight_type, at + k) : 0.0f;
-      return column<A>(made, k) * factor * weight;
-    });
-    cuda::store_pack<kVector>(row + at, scaled, count);
+    weights[0].template load<kVector>(a.norm, at, count);
+    cuda::store_pack<kVector>(row + at, weights[0].of(made, factor), count);
   }
 }
 
@@ -179,24 +302,30 @@ void pre_big_fuse_cuda(const BigFuseArgs& a, int device, void* stream) {
   ColumnCut cut = cut_columns(sizes, kPacks);
   if (normalises) {
     cut.grid = dim3(cuda::blocks(sizes.tokens));
-    cut.block = dim3(static_cast<unsigned>(row_threads(sizes, 2)));
+    cut.block = dim3(static_cast<unsigned>(row_threads(sizes, kPacks, kMostNormThreads)));
   } else {
-    // Room for the coefficients of a token at least; rows beyond T have no work.
-    cut.block.y = std::max(cut.block.y, static_cast<unsigned>(kQuad) / cut.block.x + 1);
+    // A warp at least, for coefficients; rows beyond T have no work.
+    constexpr unsigned kLeast = cuda::kWarp;
+    cut.block.y = std::max(cut.block.y, (kLeast + cut.block.x - 1) / cut.block.x);
+    cut.grid.x = cuda::blocks((sizes.tokens + cut.block.y - 1) / cut.block.y * cut.column_blocks);
   }
-  with_kernel(sizes, are_vectors(sizes, a.collapse.residual, a.collapse.layer_input),
-              [&](auto activation, auto streams, auto vector) {
-                using A = decltype(activation);
-                const int64_t of_block = cut.block.x * cut.block.y / kTokenThreads<streams()>;
-                const unsigned extra = cuda::blocks((sizes.tokens + of_block - 1) / of_block);
-                const dim3 grid(cuda::blocks(int64_t{cut.grid.x} + extra));
-                if (normalises) {
-                  return cuda::launch(kName, device, stream, &big_fuse_norm<A, streams(), vector()>,
-                                      grid, cut.block, 0, a, extra);
-                }
-                cuda::launch(kName, device, stream, &big_fuse<A, streams(), vector()>, grid,
-                             cut.block, 0, a, extra, cut.column_blocks);
-              });
+  const int64_t warps = cut.block.x * cut.block.y / cuda::kWarp;
+  const int64_t of_block = sizes.streams == kLaneStreams ? warps * (cuda::kWarp / kLanesOfToken)
+                                                         : cut.block.x * cut.block.y;
+  const auto coefficients =
+      CoefficientBlocks::among(cut.grid.x, (sizes.tokens + of_block - 1) / of_block);
+  const dim3 grid(cuda::blocks(int64_t{cut.grid.x} + coefficients.count));
+  const bool vectors = are_vectors(sizes, a.collapse.residual, a.collapse.layer_input) &&
+                       reinterpret_cast<uintptr_t>(a.norm.weight) % 16 == 0;
+  with_kernel(sizes, vectors, [&](auto activation, auto streams, auto vector) {
+    using A = decltype(activation);
+    if (normalises) {
+      return cuda::launch_overlapping(kName, device, stream, &big_fuse_norm<A, streams(), vector()>,
+                                      grid, cut.block, 0, a, coefficients);
+    }
+    cuda::launch_overlapping(kName, device, stream, &big_fuse<A, streams(), vector()>, grid,
+                             cut.block, 0, a, coefficients, cut.column_blocks);
+  });
 }
 
 }  // namespace ehc::mhc

@@ -19,9 +19,17 @@ struct Forward {
   __device__ void operator()(int64_t i) const {
     const int64_t t = i / a.mixes;
     const int64_t j = i % a.mixes;
-    float* mixed = element_of(a.mixed, t, 0, j);
-    if (a.splits == 16) return reduce_mixes_of<16>(a, t, j, 1, mixed);
-    reduce_mixes(a, t, j, 1, mixed);
+    const auto keep = [&](int64_t g, float sqr, const float* mul) {
+      if (a.sqr.data != nullptr && j == 0) *element_of(a.sqr, t, g, 0) = sqr;
+      if (a.mul.data != nullptr) *element_of(a.mul, t, g, j) = *mul;
+    };
+    float mixed[1];
+    if (a.splits == 1) {
+      reduce_some<true>(a, t, {j}, mixed, keep);
+    } else {
+      reduce_some<false>(a, t, {j}, mixed, keep);
+    }
+    *element_of(a.mixed, t, 0, j) = mixed[0];
   }
 };
 

@@ -56,6 +56,16 @@ bool are_vectors(const StreamSizes& sizes, const Rows&... rows) {
   return sizes.hidden * size % 16 == 0 && (fits(rows) && ...);
 }
 
+// Do all lines of these coefficients that load_line takes at once lie on borders of 16 bytes?
+template <class... Matrices>
+bool are_lines(const StreamSizes& sizes, const Matrices&... matrices) {
+  const auto fits = [](const Coefficients& c) {
+    return reinterpret_cast<uintptr_t>(c.data) % 16 == 0 && c.token_stride % 4 == 0 &&
+           c.row_stride % 4 == 0;
+  };
+  return sizes.streams != 4 || (fits(matrices) && ...);
+}
+
 // --- rows and coefficients of a token ---
 
 template <class A>
@@ -68,58 +78,54 @@ template <int kStreams, bool kVector, class A>
 __device__ __forceinline__ void load_streams(const StreamRows& rows, int64_t token, int64_t at,
                                              int64_t count, int64_t streams,
                                              Pack (&packs)[kRoom<kStreams>]) {
-#pragma unroll
-  for (int i = 0; i < count_of<kStreams>(streams); ++i) {
+  each_stream(count_of<kStreams>(streams), [&](int i) {
     packs[i] = cuda::load_pack<kVector>(row_of<const A>(rows, token, i) + at, count);
-  }
+  });
 }
 
-// `columns` values side by side; nothing may write them meanwhile.
-template <int kStreams>
+// n values side by side; nothing may write them meanwhile. kLine: known to be on a border of 16
+// bytes, as are_lines says. A branch on that would wait for what it loads.
+template <int kStreams, bool kLine = false>
 __device__ __forceinline__ void load_line(const float* from, int64_t streams, float* to) {
-  if constexpr (kStreams == 4) {
-    if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
-      const float4 v = __ldg(reinterpret_cast<const float4*>(from));
-      to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-      return;
+  const auto at_once = [&] {
+    const float4 v = __ldg(reinterpret_cast<const float4*>(from));
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  };
+  if constexpr (kStreams == 4 && kLine) {
+    at_once();
+  } else {
+    if constexpr (kStreams == 4) {
+      if (reinterpret_cast<uintptr_t>(from) % 16 == 0) return at_once();
     }
+    each_stream(count_of<kStreams>(streams), [&](int i) { to[i] = __ldg(from + i); });
   }
-#pragma unroll
-  for (int i = 0; i < count_of<kStreams>(streams); ++i) to[i] = __ldg(from + i);
 }
 
 // F32[n] of a token.
-template <int kStreams>
+template <int kStreams, bool kLine = false>
 struct StreamVector {
   float value[kRoom<kStreams>];
 
   StreamVector() = default;
   __device__ __forceinline__ StreamVector(const Coefficients& from, int64_t token,
                                           int64_t streams) {
-    load(from, token, streams);
-  }
-  __device__ __forceinline__ void load(const Coefficients& from, int64_t token, int64_t streams) {
-    load_line<kStreams>(from.data + token * from.token_stride, streams, value);
+    load_line<kStreams, kLine>(from.data + token * from.token_stride, streams, value);
   }
   __device__ __forceinline__ float operator[](int i) const { return value[i]; }
 };
 
 // F32[n,n] of a token.
-template <int kStreams>
+template <int kStreams, bool kLines = false>
 struct StreamMatrix {
   float value[kRoom<kStreams>][kRoom<kStreams>];
 
   StreamMatrix() = default;
   __device__ __forceinline__ StreamMatrix(const Coefficients& from, int64_t token,
                                           int64_t streams) {
-    load(from, token, streams);
-  }
-  __device__ __forceinline__ void load(const Coefficients& from, int64_t token, int64_t streams) {
     const float* first = from.data + token * from.token_stride;
-#pragma unroll
-    for (int i = 0; i < count_of<kStreams>(streams); ++i) {
-      load_line<kStreams>(first + i * from.row_stride, streams, value[i]);
-    }
+    each_stream(count_of<kStreams>(streams), [&](int i) {
+      load_line<kStreams, kLines>(first + i * from.row_stride, streams, value[i]);
+    });
   }
   __device__ __forceinline__ const float* operator[](int i) const { return value[i]; }
 };
@@ -132,17 +138,21 @@ struct ColumnCut {
 };
 
 inline constexpr int kMostColumnThreads = 256;
+// Of a block when there is little to do, so that it spreads over the device.
+inline constexpr int kFewColumnThreads = 64;
+inline constexpr int64_t kFewPacks = 1 << 15;
 
 // Blocks whose threads take `packs_of_thread` each, a block's width apart.
 inline ColumnCut cut_columns(const StreamSizes& sizes, int packs_of_thread = 1) {
-  constexpr int64_t kThreads = kMostColumnThreads;
   const int64_t packs =
       cuda::packs_of(sizes.hidden, 16 / static_cast<int>(size_of(sizes.activation)));
+  const int64_t threads =
+      packs <= kFewPacks / sizes.tokens ? kFewColumnThreads : kMostColumnThreads;
   const int64_t column_blocks =
-      (packs + packs_of_thread * kThreads - 1) / (packs_of_thread * kThreads);
+      (packs + packs_of_thread * threads - 1) / (packs_of_thread * threads);
   int64_t wide = (packs + packs_of_thread * column_blocks - 1) / (packs_of_thread * column_blocks);
   if (column_blocks > 1) wide = (wide + 31) / 32 * 32;
-  const int64_t tokens = std::min(std::max<int64_t>(1, kThreads / wide), sizes.tokens);
+  const int64_t tokens = std::min(std::max<int64_t>(1, threads / wide), sizes.tokens);
   return {column_blocks, dim3(cuda::blocks((sizes.tokens + tokens - 1) / tokens * column_blocks)),
           dim3(static_cast<unsigned>(wide), static_cast<unsigned>(tokens))};
 }
@@ -172,16 +182,27 @@ void launch_columns(const char* name, int device, void* stream, const StreamSize
   cuda::launch(name, device, stream, kernel, cut.grid, cut.block, 0, values..., cut.column_blocks);
 }
 
+// The same for kernels that begin with cuda::wait_for_previous.
+template <class... Params, class... Values>
+void launch_columns_overlapping(const char* name, int device, void* stream,
+                                const StreamSizes& sizes, void (*kernel)(Params...),
+                                Values... values) {
+  if (sizes.tokens == 0) return;
+  const ColumnCut cut = cut_columns(sizes);
+  cuda::launch_overlapping(name, device, stream, kernel, cut.grid, cut.block, 0, values...,
+                           cut.column_blocks);
+}
+
 // --- one block per token, for sums over d ---
 
 inline constexpr int kMostRowThreads = 256;
 
 // How many threads share a row: by d and the type alone, for it decides the order of sums.
-inline int row_threads(const StreamSizes& sizes, int packs_of_thread) {
+inline int row_threads(const StreamSizes& sizes, int packs_of_thread, int most = kMostRowThreads) {
   const int64_t packs =
       cuda::packs_of(sizes.hidden, 16 / static_cast<int>(size_of(sizes.activation)));
   const int64_t warps = (packs + packs_of_thread * 32 - 1) / (packs_of_thread * 32);
-  return static_cast<int>(std::clamp<int64_t>(warps * 32, 32, kMostRowThreads));
+  return static_cast<int>(std::clamp<int64_t>(warps * 32, 32, most));
 }
 
 template <class... Params, class... Values>
@@ -190,6 +211,16 @@ void launch_rows(const char* name, int device, void* stream, const StreamSizes& 
   if (sizes.tokens == 0) return;
   cuda::launch(name, device, stream, kernel, dim3(cuda::blocks(sizes.tokens)),
                dim3(static_cast<unsigned>(row_threads(sizes, packs_of_thread))), 0, values...);
+}
+
+// The same for kernels that begin with cuda::wait_for_previous.
+template <class... Params, class... Values>
+void launch_rows_overlapping(const char* name, int device, void* stream, const StreamSizes& sizes,
+                             int packs_of_thread, void (*kernel)(Params...), Values... values) {
+  if (sizes.tokens == 0) return;
+  cuda::launch_overlapping(name, device, stream, kernel, dim3(cuda::blocks(sizes.tokens)),
+                           dim3(static_cast<unsigned>(row_threads(sizes, packs_of_thread))), 0,
+                           values...);
 }
 
 }  // namespace ehc::mhc

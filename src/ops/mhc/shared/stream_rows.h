@@ -4,11 +4,26 @@
 
 #include <cstdint>
 
+#include "core/host_device.h"
 #include "ehc/dtype.h"
 
 namespace ehc::mhc {
 
 inline constexpr int kMaxStreams = 8;
+
+// Calls body(i) for every stream in ascending order. Unrolled on a device: what is indexed by a
+// constant alone stays in registers.
+template <class Body>
+EHC_HD void each_stream(int64_t streams, const Body& body) {
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+  for (int i = 0; i < kMaxStreams; ++i) {
+    if (i < streams) body(i);
+  }
+#else
+  for (int64_t i = 0; i < streams; ++i) body(i);
+#endif
+}
 
 // Rows A[T,n,d], or A[T,d] with a stream stride of 0. Inputs are only read.
 struct StreamRows {

@@ -32,73 +32,114 @@ __device__ __forceinline__ float balanced_sum(const Load& load) {
   return sum[0];
 }
 
-// Adds splits in the tree of pairwise_sum. kSplits: how many there are, so that all are on their
-// way at once, or 0 for any number.
-template <int kSplits>
+// Splits that are on their way at once. A subtree of pairwise_sum has as many leaves.
+inline constexpr int kSplitsTogether = 8;
+
+// pairwise_sum of so many values at most, a stride apart.
+__device__ __forceinline__ float subtree_sum(const float* from, int64_t stride, int64_t count) {
+  float sum[kSplitsTogether];
+#pragma unroll
+  for (int i = 0; i < kSplitsTogether; ++i) sum[i] = i < count ? __ldg(from + i * stride) : 0.0f;
+#pragma unroll
+  for (int width = 1; width < kSplitsTogether; width *= 2) {
+#pragma unroll
+    for (int i = 0; i < kSplitsTogether; i += 2 * width) {
+      if (i + width < count) sum[i] += sum[i + width];
+    }
+  }
+  return sum[0];
+}
+
+// pairwise_sum of any number. A function of its own, to be compiled once.
+inline __device__ __noinline__ float sum_of_many(const float* from, int64_t stride, int64_t count) {
+  return pairwise_sum((count + kSplitsTogether - 1) / kSplitsTogether, 0.0f, [&](int64_t s) {
+    const int64_t first = s * kSplitsTogether;
+    return subtree_sum(from + first * stride, stride, count - first);
+  });
+}
+
+// Adds splits in the tree of pairwise_sum. kOne: there is one.
+template <bool kOne>
 __device__ __forceinline__ float sum_of_splits(const GroupRows& partial, int64_t splits, int64_t t,
                                                int64_t g, int64_t j) {
   const float* first = element_of(partial, t, g, j);
-  const int64_t stride = partial.split_stride;
-  if constexpr (kSplits == 0) {
-    return pairwise_sum(splits, 0.0f, [&](int64_t s) { return __ldg(first + s * stride); });
-  } else {
-    return balanced_sum<kSplits>([&](int64_t s) { return __ldg(first + s * stride); });
-  }
+  if constexpr (kOne) return __ldg(first);
+  return sum_of_many(first, partial.split_stride, splits);
 }
 
-template <int kSplits>
-__device__ __forceinline__ void reduce_mixes_of(const ReducePartialsForwardArgs& a, int64_t t,
-                                                int64_t first, int count, float* mixed) {
+// Mixes of a token by their numbers; `keep(g, sqr, mul)` takes the sums of a group. All loads come
+// before the factor, which branches.
+template <bool kOne, int kCount, class Keep>
+__device__ __forceinline__ void reduce_some(const ReducePartialsForwardArgs& a, int64_t t,
+                                            const int64_t (&numbers)[kCount],
+                                            float (&mixed)[kCount], const Keep& keep) {
 #pragma unroll
-  for (int j = 0; j < count; ++j) mixed[j] = 0;
+  for (float& x : mixed) x = 0;
+#pragma unroll 1
   for (int64_t g = 0; g < a.groups; ++g) {
-    const float sqr = sum_of_splits<kSplits>(a.sqr_partial, a.splits, t, g, 0);
-    const float factor = rms_factor(a.rms, sqr);
-    if (a.sqr.data != nullptr && first == 0) *element_of(a.sqr, t, g, 0) = sqr;
+    float mul[kCount];
+    const float sqr = sum_of_splits<kOne>(a.sqr_partial, a.splits, t, g, 0);
 #pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      mul[k] = sum_of_splits<kOne>(a.mul_partial, a.splits, t, g, numbers[k]);
+    }
+    keep(g, sqr, mul);
+    const float factor = rms_factor(a.rms, sqr);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) mixed[k] = fmaf(mul[k], factor, mixed[k]);
+  }
+}
+struct KeepNothing {
+  __device__ __forceinline__ void operator()(int64_t, float, const float*) const {}
+};
+
+// Mixes [first, first + count) of a token.
+template <bool kOne>
+__device__ __forceinline__ void reduce_mixes(const ReducePartialsForwardArgs& a, int64_t t,
+                                             int64_t first, int count, float* mixed) {
+  for (int j = 0; j < count; ++j) mixed[j] = 0;
+#pragma unroll 1
+  for (int64_t g = 0; g < a.groups; ++g) {
+    const float factor = rms_factor(a.rms, sum_of_splits<kOne>(a.sqr_partial, a.splits, t, g, 0));
+#pragma unroll 4
     for (int j = 0; j < count; ++j) {
-      const float mul = sum_of_splits<kSplits>(a.mul_partial, a.splits, t, g, first + j);
-      if (a.mul.data != nullptr) *element_of(a.mul, t, g, first + j) = mul;
+      const float mul = sum_of_splits<kOne>(a.mul_partial, a.splits, t, g, first + j);
       mixed[j] = fmaf(mul, factor, mixed[j]);
     }
   }
 }
 
-// Mixes [first, first + count) of a token, `count` known to the compiler if it can be.
-__device__ __forceinline__ void reduce_mixes(const ReducePartialsForwardArgs& a, int64_t t,
-                                             int64_t first, int count, float* mixed) {
-  if (a.splits == 1) return reduce_mixes_of<1>(a, t, first, count, mixed);
-  reduce_mixes_of<0>(a, t, first, count, mixed);
-}
-
 // --- 2.6, what mixes mean ---
 
-__device__ __forceinline__ float split_logit(const SplitForwardArgs& a, int64_t segment, int64_t j,
-                                             float mix) {
-  return mix_logit(mix, a.scale[segment], a.base[j]);
+// What makes the logit of a mix, so that it is on its way before the mix is known.
+struct LogitTerms {
+  float scale, base;
+
+  __device__ __forceinline__ LogitTerms(const SplitForwardArgs& a, int64_t segment, int64_t j)
+      : scale(__ldg(a.scale + segment)), base(__ldg(a.base + j)) {}
+  __device__ __forceinline__ float logit(float mix) const { return mix_logit(mix, scale, base); }
+};
+
+__device__ __forceinline__ float split_pre(const SplitForwardArgs& a, float logit) {
+  return mix_gate(logit, 1.0f, a.pre_eps);
 }
-__device__ __forceinline__ float split_pre(const SplitForwardArgs& a, int64_t i, float mix) {
-  return mix_gate(split_logit(a, 0, i, mix), 1.0f, a.pre_eps);
-}
-__device__ __forceinline__ float split_post(const SplitForwardArgs& a, int64_t i, float mix) {
-  return mix_gate(split_logit(a, 1, a.streams + i, mix), a.post_mult, 0.0f);
-}
-__device__ __forceinline__ float split_comb(const SplitForwardArgs& a, int64_t e, float mix) {
-  return split_logit(a, 2, 2 * a.streams + e, mix);
+__device__ __forceinline__ float split_post(const SplitForwardArgs& a, float logit) {
+  return mix_gate(logit, a.post_mult, 0.0f);
 }
 
 // --- 2.7, division in the Sinkhorn iteration ---
 
-// The same quotients from one reciprocal for all that share a divisor. As it is correctly rounded,
-// the first remainder brings x r next to x/d, the second one rounds it right (Markstein), as long
-// as remainders are exact: x and x/d must be far above the least normal number.
+// The same quotients from one reciprocal for all that share a divisor: the operations of the
+// compiler's division, which are right as long as remainders are exact: x and x/d must be far above
+// the least normal number.
 struct SharedDivision {
   __device__ __forceinline__ auto operator()(float divisor) const {
-    const float reciprocal = __frcp_rn(divisor);
+    float near = 0;  // within one unit in the last place
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(divisor));
+    const float reciprocal = fmaf(near, fmaf(-divisor, near, 1.0f), near);
     return [divisor, reciprocal](float x) {
-      float quotient = x * reciprocal;
-      quotient = fmaf(fmaf(-divisor, quotient, x), reciprocal, quotient);
-      return fmaf(fmaf(-divisor, quotient, x), reciprocal, quotient);
+      const float quotient = x * reciprocal;
+      return fmaf(reciprocal, fmaf(-divisor, quotient, x), quotient);
     };
   }
 };
@@ -135,62 +176,6 @@ struct SharedRounds {
     }
   }
 };
-
-// --- 2.7 for four streams: a line of the matrix per lane, four neighbouring lanes a token ---
-
-inline constexpr int kQuad = 4;
-
-// The sums over a token's four lanes need no others of the warp.
-__device__ __forceinline__ unsigned quad_mask(int lane) { return 0xfU << (lane / kQuad * kQuad); }
-
-// Row r of a matrix is in lane r of the four; afterwards its column r is.
-__device__ __forceinline__ void transpose_quad(int lane, float (&line)[kQuad]) {
-  const auto swap = [&](int distance, int low, int high) {
-    const bool upper = (lane & distance) != 0;
-    const float sent = upper ? line[low] : line[high];
-    const float got = __shfl_xor_sync(quad_mask(lane), sent, distance);
-    line[low] = upper ? got : line[low];
-    line[high] = upper ? line[high] : got;
-  };
-  swap(1, 0, 1);
-  swap(1, 2, 3);
-  swap(2, 0, 2);
-  swap(2, 1, 3);
-}
-
-// comb of logits, of both the lane's row; not on logarithms. The operations of sinkhorn_matrix.
-__device__ __forceinline__ void sinkhorn_quad(const SinkhornRule& rule, int lane,
-                                              const float (&logits)[kQuad], float (&y)[kQuad]) {
-  const SinkhornConstants<float> constants = sinkhorn_constants<float>(rule);
-  const auto half_step = [&](const auto& division) {
-    transpose_quad(lane, y);
-    sinkhorn_line<true, float>(rule, constants, division, 0, kQuad, y, nullptr);
-  };
-  sinkhorn_start_row(rule, 0, kQuad, logits, y);
-  if (begins_with_columns(rule)) {
-#pragma unroll
-    for (float& x : y) x += constants.eps;
-    half_step(ScalarDivision<float>{});
-  } else {
-    transpose_quad(lane, y);  // the first half-step is of rows
-  }
-  const int64_t rounds = whole_rounds(rule);
-  for (int64_t first = 0; first < rounds; first += SharedRounds<kQuad>::kTogether) {
-    const int64_t together = min(rounds - first, SharedRounds<kQuad>::kTogether);
-    float least = fminf(fminf(y[0], y[1]), fminf(y[2], y[3]));
-    least = fminf(least, __shfl_xor_sync(quad_mask(lane), least, 1));
-    least = fminf(least, __shfl_xor_sync(quad_mask(lane), least, 2));
-    const bool shares = SharedRounds<kQuad>{rule}.can_share(least);
-    for (int64_t step = 0; step < 2 * together; ++step) {
-      if (shares) {
-        half_step(SharedDivision{});
-      } else {
-        half_step(ScalarDivision<float>{});
-      }
-    }
-  }
-  transpose_quad(lane, y);
-}
 
 // --- matrices of a token in registers ---
 

@@ -3,17 +3,63 @@
 //   p = Sinkhorn(logits), formulas in sinkhorn_math.h; logits, p and gradients F32[T,n,n]
 //
 // Bytes a token: forward 8*n*n, backward 12*n*n.
-// Algorithm: a thread per token with its matrix in registers where n is a constant; forward for
-// four streams a thread per row, for it is the latency of the chain of half-steps that counts. The
-// backward repeats the iteration, keeps the divisors (or potentials) of all half-steps in local
-// memory, and walks back. Deterministic: a token depends on itself alone, by the operations of the
+// Algorithm: sixteen threads per token of four streams, for it is the latency of the chain of
+// half-steps that counts; for other n a thread per token. The backward repeats the iteration, keeps
+// the divisors (or potentials) of all half-steps in shared (or local) memory, and walks back.
+// Deterministic: a token depends on itself alone, by the operations of the
 // reference in float.
-#include "backends/cuda/sums.cuh"
-#include "ops/mhc/shared/token_steps.cuh"
+#include "ops/mhc/shared/token_lanes.cuh"
 
 namespace ehc::mhc {
 
 namespace {
+
+// --- four streams: a thread per element ---
+
+// The element of a thread; threads beyond the tokens repeat the last one.
+struct ElementOfThread {
+  int64_t token, row, column;
+  bool exists;
+
+  __device__ __forceinline__ ElementOfThread(int64_t i, int64_t tokens)
+      : token(min(i / kLanesOfToken, tokens - 1)),
+        row(i % kLanesOfToken / kLaneStreams),
+        column(i % kLaneStreams),
+        exists(i < tokens * kLanesOfToken) {}
+  __device__ __forceinline__ float* of(const Coefficients& c) const {
+    return c.data + token * c.token_stride + row * c.row_stride + column;
+  }
+};
+
+constexpr int kLaneThreads = 64;  // of a block
+
+int64_t lane_blocks(int64_t tokens) {
+  constexpr int kTokens = kLaneThreads / kLanesOfToken;
+  return (tokens + kTokens - 1) / kTokens;
+}
+
+__global__ void __launch_bounds__(kLaneThreads)
+    lanes_forward(const __grid_constant__ SinkhornForwardArgs a, int64_t tokens) {
+  cuda::wait_for_previous();
+  const ElementOfThread at(static_cast<int64_t>(blockIdx.x) * kLaneThreads + threadIdx.x, tokens);
+  const float y = sinkhorn_lanes(a.rule, __ldg(at.of(a.logits)));
+  if (at.exists) *at.of(a.comb) = y;
+}
+
+// Not on logarithms.
+__global__ void __launch_bounds__(kLaneThreads)
+    lanes_backward(const __grid_constant__ SinkhornBackwardArgs a, int64_t tokens) {
+  extern __shared__ float kept[];
+  cuda::wait_for_previous();
+  const ElementOfThread at(static_cast<int64_t>(blockIdx.x) * kLaneThreads + threadIdx.x, tokens);
+  const int of_token = 2 * kLaneStreams * static_cast<int>(a.rule.repeat);
+  const KeptDivisors room{kept + static_cast<int>(threadIdx.x) / kLanesOfToken * of_token};
+  const float grad = __ldg(at.of(a.grad_comb));
+  const float of_logit = sinkhorn_lanes_back(a.rule, room, __ldg(at.of(a.logits)), grad);
+  if (at.exists) *at.of(a.grad_logits) = of_logit;
+}
+
+// --- others: a thread per token ---
 
 template <int kStreams>
 struct Forward {
@@ -25,24 +71,6 @@ struct Forward {
     load_matrix<kStreams>(a.logits, t, a.rule.streams, logits);
     sinkhorn_matrix<kStreams>(a.rule, SharedRounds<kStreams>{a.rule}, logits, y);
     store_matrix<kStreams>(y, t, a.rule.streams, a.comb);
-  }
-};
-
-// A thread per row, four streams, not on logarithms.
-struct QuadForward {
-  SinkhornForwardArgs a;
-
-  __device__ void operator()(int64_t i) const {
-    const int64_t t = i / kQuad;
-    const int64_t row = i % kQuad;
-    float logits[kQuad];
-    float y[kQuad];
-    load_line<kQuad>(a.logits.data + t * a.logits.token_stride + row * a.logits.row_stride, kQuad,
-                     logits);
-    sinkhorn_quad(a.rule, threadIdx.x % cuda::kWarp, logits, y);
-    float* to = a.comb.data + t * a.comb.token_stride + row * a.comb.row_stride;
-#pragma unroll
-    for (int o = 0; o < kQuad; ++o) to[o] = y[o];
   }
 };
 
@@ -67,8 +95,11 @@ constexpr int kUsualRepeat = 20;
 }  // namespace
 
 void sinkhorn_fwd_cuda(const SinkhornForwardArgs& a, int64_t tokens, int device, void* stream) {
-  if (a.rule.streams == kQuad && a.rule.form != SinkhornForm::log) {
-    return cuda::launch_each("mhc.sinkhorn_fwd", device, stream, tokens * kQuad, QuadForward{a});
+  if (tokens == 0) return;
+  if (a.rule.streams == kLaneStreams) {
+    return cuda::launch_overlapping("mhc.sinkhorn_fwd", device, stream, &lanes_forward,
+                                    dim3(cuda::blocks(lane_blocks(tokens))), dim3(kLaneThreads), 0,
+                                    a, tokens);
   }
   with_streams(a.rule.streams, [&](auto streams) {
     cuda::launch_each("mhc.sinkhorn_fwd", device, stream, tokens, Forward<streams()>{a});
@@ -76,6 +107,13 @@ void sinkhorn_fwd_cuda(const SinkhornForwardArgs& a, int64_t tokens, int device,
 }
 
 void sinkhorn_bwd_cuda(const SinkhornBackwardArgs& a, int64_t tokens, int device, void* stream) {
+  if (tokens == 0) return;
+  if (a.rule.streams == kLaneStreams && a.rule.form != SinkhornForm::log) {
+    const size_t kept = sizeof(float) * 2 * a.rule.repeat * kLaneThreads / kLaneStreams;
+    return cuda::launch_overlapping("mhc.sinkhorn_bwd", device, stream, &lanes_backward,
+                                    dim3(cuda::blocks(lane_blocks(tokens))), dim3(kLaneThreads),
+                                    kept, a, tokens);
+  }
   with_streams(a.rule.streams, [&](auto streams) {
     if (a.rule.repeat <= kUsualRepeat) {
       cuda::launch_each("mhc.sinkhorn_bwd", device, stream, tokens,

@@ -88,18 +88,30 @@ EHC_HD V line_sum(int64_t line, int64_t n, const Term& term) {
   return sum;
 }
 
-// The part of a line in a half-step. `kept`, or null, takes D, negative where it is a clamped sum.
+// D of a line with this sum.
+template <class V>
+EHC_HD V sinkhorn_divisor(const SinkhornRule& rule, const SinkhornConstants<V>& constants, V sum) {
+  return rule.form == SinkhornForm::megatron ? max_keep_nan(constants.eps, sum)
+                                             : add(sum, constants.eps);
+}
+
+// What the way back has of it: D, negative where it is a clamped sum.
+template <class V>
+EHC_HD V sinkhorn_kept(const SinkhornRule& rule, const SinkhornConstants<V>& constants, V sum,
+                       V divisor) {
+  return rule.form == SinkhornForm::megatron
+             ? select_negative(sub(sum, constants.eps), sub(constants.zero, divisor), divisor)
+             : divisor;
+}
+
+// The part of a line in a half-step. `kept`, or null, takes what the way back needs.
 // `division(D)` returns what divides by D.
 template <bool kRows, class V, class Division>
 EHC_HD void sinkhorn_line(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
                           const Division& division, int64_t line, int64_t n, V* y, V* kept) {
-  const bool clamps = rule.form == SinkhornForm::megatron;
   const V sum = line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return y[e]; });
-  const V divisor = clamps ? max_keep_nan(constants.eps, sum) : add(sum, constants.eps);
-  if (kept != nullptr) {
-    *kept = clamps ? select_negative(sub(sum, constants.eps), sub(constants.zero, divisor), divisor)
-                   : divisor;
-  }
+  const V divisor = sinkhorn_divisor(rule, constants, sum);
+  if (kept != nullptr) *kept = sinkhorn_kept(rule, constants, sum, divisor);
   const auto quotient = division(divisor);
   EHC_UNROLL_STREAMS for (int64_t at = 0; at < n; ++at) {
     V& x = y[element_of_line<kRows>(line, at, n)];
@@ -118,6 +130,15 @@ EHC_HD void sinkhorn_half_step(const SinkhornRule& rule, const SinkhornConstants
   }
 }
 
+// Of a line on the way back: w, which is none where D is a clamped sum, and D from what was kept.
+template <class V>
+EHC_HD void sinkhorn_unclamp(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
+                             V& pulled, V& divisor) {
+  if (rule.form != SinkhornForm::megatron) return;
+  pulled = select_negative(divisor, constants.zero, pulled);
+  divisor = select_negative(divisor, sub(constants.zero, divisor), divisor);
+}
+
 // A half-step backwards, of the gradient and of the iterate.
 template <int kStreams, bool kRows, class V>
 EHC_HD void sinkhorn_half_step_back(const SinkhornRule& rule, const SinkhornConstants<V>& constants,
@@ -126,10 +147,7 @@ EHC_HD void sinkhorn_half_step_back(const SinkhornRule& rule, const SinkhornCons
   EHC_UNROLL_STREAMS for (int64_t line = 0; line < n; ++line) {
     V divisor = divisors[line];
     V pulled = line_sum<kRows, V>(line, n, [&](int64_t, int64_t e) { return mul(grad[e], y[e]); });
-    if (rule.form == SinkhornForm::megatron) {
-      pulled = select_negative(divisor, constants.zero, pulled);
-      divisor = select_negative(divisor, sub(constants.zero, divisor), divisor);
-    }
+    sinkhorn_unclamp(rule, constants, pulled, divisor);
     const V reciprocal = div(constants.one, divisor);
     EHC_UNROLL_STREAMS for (int64_t at = 0; at < n; ++at) {
       const int64_t e = element_of_line<kRows>(line, at, n);
@@ -186,17 +204,23 @@ EHC_HD void sinkhorn_start_back(const SinkhornRule& rule, const V* start, V* gra
 
 // --- on logarithms ---
 
+// log sum exp of the terms x(at, element) of a line.
+template <bool kRows, class V, class Term>
+EHC_HD V sinkhorn_potential(int64_t line, int64_t n, const Term& x) {
+  const V largest = line_maximum<kRows, V>(line, n, x);
+  const V sum = line_sum<kRows, V>(
+      line, n, [&](int64_t at, int64_t e) { return exp_nonpositive(sub(x(at, e), largest)); });
+  return add(largest, log_of_sum(sum));
+}
+
 // The potentials of the rows (or columns), given those of the others.
 template <int kStreams, bool kRows, class V>
 EHC_HD void sinkhorn_log_half_step(const SinkhornRule& rule, const V* logits, const V* others,
                                    V* potentials) {
   const int64_t n = kStreams == 0 ? rule.streams : kStreams;
   EHC_UNROLL_STREAMS for (int64_t line = 0; line < n; ++line) {
-    const auto x = [&](int64_t at, int64_t e) { return sub(logits[e], others[at]); };
-    const V largest = line_maximum<kRows, V>(line, n, x);
-    const V sum = line_sum<kRows, V>(
-        line, n, [&](int64_t at, int64_t e) { return exp_nonpositive(sub(x(at, e), largest)); });
-    potentials[line] = add(largest, log_of_sum(sum));
+    potentials[line] = sinkhorn_potential<kRows, V>(
+        line, n, [&](int64_t at, int64_t e) { return sub(logits[e], others[at]); });
   }
 }
 

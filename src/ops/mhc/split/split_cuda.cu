@@ -24,15 +24,16 @@ struct Forward {
     const int64_t mixes = n * n + 2 * n;
     const int64_t t = i / mixes;
     const int64_t j = i % mixes;
-    const float mix = a.mixes.data[t * a.mixes.token_stride + j];
+    const float mix = __ldg(a.mixes.data + t * a.mixes.token_stride + j);
+    const float logit = LogitTerms(a, j < 2 * n ? j / n : 2, j).logit(mix);
     if (j < n) {
-      a.pre.data[t * a.pre.token_stride + j] = split_pre(a, j, mix);
+      a.pre.data[t * a.pre.token_stride + j] = split_pre(a, logit);
     } else if (j < 2 * n) {
-      a.post.data[t * a.post.token_stride + j - n] = split_post(a, j - n, mix);
+      a.post.data[t * a.post.token_stride + j - n] = split_post(a, logit);
     } else {
       const int64_t e = j - 2 * n;
       const Coefficients& comb = a.comb_logits;
-      comb.data[t * comb.token_stride + e / n * comb.row_stride + e % n] = split_comb(a, e, mix);
+      comb.data[t * comb.token_stride + e / n * comb.row_stride + e % n] = logit;
     }
   }
 };
