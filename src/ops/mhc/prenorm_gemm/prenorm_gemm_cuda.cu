@@ -137,9 +137,7 @@ __device__ __forceinline__ void store_sums(const PrenormGemmArgs& a, const Sums&
   };
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
-    float square = sums.square[i];
-    square += __shfl_xor_sync(0xffffffffU, square, 1);
-    square += __shfl_xor_sync(0xffffffffU, square, 2);
+    const float square = sums.square[i];
     const int64_t t = token + i * kOctet + lane / 4;
     if (mix == 0 && lane % 4 == 0 && t < a.sizes.tokens) *at(to.sqr, t) = square;
 #pragma unroll

@@ -210,6 +210,9 @@ struct Accumulator {
   __device__ __forceinline__ void add_rest() {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
+      // Here, for the tree of a node must have sums of all columns at its leaves.
+      square[i] += __shfl_xor_sync(0xffffffffU, square[i], 1);
+      square[i] += __shfl_xor_sync(0xffffffffU, square[i], 2);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const auto add = [&](float& of_first, float more) {
