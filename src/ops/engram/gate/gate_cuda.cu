@@ -140,8 +140,8 @@ inline size_t stage_bytes(int threads) {
 }
 
 // Block b takes tokens b / n, b / n + step, ... of stream b % n.
-template <class A>
-__global__ void __maxnreg__(72)
+template <class A, bool kHoldsWeights>
+__global__ void __maxnreg__(kHoldsWeights ? 80 : 72)
     gate_walk(const __grid_constant__ GateForwardArgs a, float scale, unsigned token_step) {
   constexpr int kColumns = kWidth<A>;
   extern __shared__ __align__(128) Pack stage_memory[];
@@ -172,6 +172,14 @@ __global__ void __maxnreg__(72)
   fetch(t, 0, image[0]);
   fetch(t + token_step, 1, image[1]);
   const float* weight = a.weight_fused + h * a.weight_stream_stride + first;
+  float held[kGatePacks][kColumns] = {};
+  if constexpr (kHoldsWeights) {
+#pragma unroll
+    for (int p = 0; p < kGatePacks; ++p) {
+      if (first + p * columns_of_block >= hidden) continue;
+      load_weights<kColumns, true>(weight + p * columns_of_block, kColumns, held[p]);
+    }
+  }
 
   Pack x[kGatePacks] = {}, v[kGatePacks] = {};  // of the token before
   bool before_is_image = false;
@@ -188,9 +196,10 @@ __global__ void __maxnreg__(72)
         if (first + p * columns_of_block >= hidden) continue;
         next_x[p] = *stages.at(turn, 0, p);
         next_v[p] = *stages.at(turn, 2, p);
-        float w[kColumns];
-        load_weights<kColumns, true>(weight + p * columns_of_block, kColumns, w);
-        of_thread.add<A>(next_x[p], *stages.at(turn, 1, p), w);
+        if constexpr (!kHoldsWeights) {
+          load_weights<kColumns, true>(weight + p * columns_of_block, kColumns, held[p]);
+        }
+        of_thread.add<A>(next_x[p], *stages.at(turn, 1, p), held[p]);
       }
       sums[turn].put(of_thread.sum);
     }
@@ -246,7 +255,10 @@ void gate_fwd_cuda(const GateForwardArgs& a, int device, void* stream) {
   if (may_walk) {
     bool walks = false;
     cuda::with_activation(a.activation, [&](auto activation) {
-      const auto kernel = &gate_walk<decltype(activation)>;
+      // Two blocks of a processor have registers for weights where they are narrow.
+      constexpr int kNarrow = 320;
+      const auto kernel = threads <= kNarrow ? &gate_walk<decltype(activation), true>
+                                             : &gate_walk<decltype(activation), false>;
       const size_t bytes = stage_bytes(threads);
       const int64_t blocks = resident_blocks("engram.gate_fwd", device, kernel, threads, bytes);
       walks = rows > blocks;

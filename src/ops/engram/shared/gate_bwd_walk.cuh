@@ -15,21 +15,21 @@ namespace ehc::engram {
 
 inline constexpr int kWalkStreams = 4;
 inline constexpr int kWalkStages = 2;
-inline constexpr int kWalkPacks = 2;  // of a thread, the width of the block apart
 inline constexpr int kWalkRegisters = 128;
+inline constexpr int kMostWalkPacks = 2;  // of a thread, the width of the block apart
 inline constexpr int kWalkThreads = 448;  // as many as have so many registers
 
 // What a thread has in shared memory; no other reads it. Distances are those of the largest block,
 // so that one register holds all addresses.
-template <class A>
+template <class A, int kPacks>
 struct WalkMemory {
   static constexpr int kRows = 3;  // go, x, k
   static constexpr int kQuads = kWidth<A> / 4;
-  static constexpr int kPacks = kWalkStages * kRows + 1 + kWalkStreams * kQuads;
+  static constexpr int kSlots = kWalkStages * kRows + 1 + kWalkStreams * kQuads;
   Pack* first;  // [kWalkStages, kRows], v, [kWalkStreams, kQuads] of weights, kWalkThreads apart
 
   __device__ __forceinline__ Pack* at(int i, int p) const {
-    return first + (i * kWalkPacks + p) * kWalkThreads;
+    return first + (i * kPacks + p) * kWalkThreads;
   }
   __device__ __forceinline__ Pack* row(int stage, int r, int p) const {
     return at(stage * kRows + r, p);
@@ -38,7 +38,7 @@ struct WalkMemory {
   __device__ __forceinline__ float4* weight(int h, int quad, int p) const {
     return reinterpret_cast<float4*>(at(kWalkStages * kRows + 1 + h * kQuads + quad, p));
   }
-  static constexpr size_t bytes() { return sizeof(Pack) * kPacks * kWalkPacks * kWalkThreads; }
+  static constexpr size_t bytes() { return sizeof(Pack) * kSlots * kPacks * kWalkThreads; }
 };
 
 // Where the rows of a stream start at the first token of a chunk. In shared memory: otherwise the
@@ -49,7 +49,7 @@ struct WalkRows {
   A *grad_residual, *grad_key;
 };
 
-template <class A>
+template <class A, int kPacks>
 __global__ void __maxnreg__(kWalkRegisters)
     gate_bwd_walk(const __grid_constant__ GateBackwardArgs a, const GradWeightPartials partials,
                   int64_t chunk_tokens, float scale) {
@@ -57,7 +57,7 @@ __global__ void __maxnreg__(kWalkRegisters)
   extern __shared__ __align__(128) Pack walk_memory[];
   __shared__ TokenWindow<kWalkStreams> window;
   __shared__ WalkRows<A> rows[kWalkStreams];
-  const WalkMemory<A> own{walk_memory + threadIdx.x};
+  const WalkMemory<A, kPacks> own{walk_memory + threadIdx.x};
   const GateForwardArgs& gate = a.gate;
   const int first = static_cast<int>(threadIdx.x) * kColumns;
   const int step = static_cast<int>(blockDim.x) * kColumns;
@@ -78,7 +78,7 @@ __global__ void __maxnreg__(kWalkRegisters)
       const A* residual = rows[h].residual + at * gate.residual_token_stride + first;
       const A* key = rows[h].key + at * gate.key_token_stride + first;
 #pragma unroll
-      for (int p = 0; p < kWalkPacks; ++p) {
+      for (int p = 0; p < kPacks; ++p) {
         if (!exists(p)) continue;
         cuda::start_copy(own.row(stage, 0, p), grad + p * step);
         cuda::start_copy(own.row(stage, 1, p), residual + p * step);
@@ -91,7 +91,7 @@ __global__ void __maxnreg__(kWalkRegisters)
     if (i < count) {
       const A* value = value_row<A>(gate, begin + i) + first;
 #pragma unroll
-      for (int p = 0; p < kWalkPacks; ++p) {
+      for (int p = 0; p < kPacks; ++p) {
         if (exists(p)) cuda::start_copy(own.value(p), value + p * step);
       }
     }
@@ -100,9 +100,9 @@ __global__ void __maxnreg__(kWalkRegisters)
   // The part of grad_alpha of a stream: a pack is that of a thread of the other kernel.
   const auto put_sum = [&](int stage) {
     const int warps = static_cast<int>(blockDim.x) / cuda::kWarp;
-    float sum[kWalkPacks] = {};
+    float sum[kPacks] = {};
 #pragma unroll
-    for (int p = 0; p < kWalkPacks; ++p) {
+    for (int p = 0; p < kPacks; ++p) {
       if (!exists(p)) continue;
       const Pack grad = *own.row(stage, 0, p);
       const Pack value = *own.value(p);
@@ -112,7 +112,7 @@ __global__ void __maxnreg__(kWalkRegisters)
       }
     }
 #pragma unroll
-    for (int p = 0; p < kWalkPacks; ++p) {
+    for (int p = 0; p < kPacks; ++p) {
       const float total = warp_sum(sum[p]);
       const int warp = static_cast<int>(threadIdx.x) / cuda::kWarp + p * warps;
       if (threadIdx.x % cuda::kWarp == 0) window.sums[stage].of_warp[0][warp] = total;
@@ -125,7 +125,7 @@ __global__ void __maxnreg__(kWalkRegisters)
   for (int h = 0; h < kWalkStreams; ++h) {
     const float* weight = gate.weight_fused + h * gate.weight_stream_stride + first;
 #pragma unroll
-    for (int p = 0; p < kWalkPacks; ++p) {
+    for (int p = 0; p < kPacks; ++p) {
       if (!exists(p)) continue;
 #pragma unroll
       for (int q = 0; q < own.kQuads; ++q) {
@@ -136,24 +136,24 @@ __global__ void __maxnreg__(kWalkRegisters)
   cuda::await_copies<1>();
   put_sum(0);
 
-  float grad_weight[kWalkStreams][kWalkPacks][kColumns] = {};
+  float grad_weight[kWalkStreams][kPacks][kColumns] = {};
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     const int of_window = i % kWindow;
     if (of_window == 0) {
       window.fill(gate, scale, begin + i, begin + min(count, i + kWindow), 0, [](int, int64_t) {});
     }
-    float grad_value[kWalkPacks][kColumns] = {};
+    float grad_value[kPacks][kColumns] = {};
 #pragma unroll
     for (int h = 0; h < kWalkStreams; ++h) {
       const int stage = h % kWalkStages;
       const TokenScalars& scalars = window.scalars[of_window][h];
-      const Slopes slopes(scalars, window.sums[stage].total(0, kWalkPacks));
+      const Slopes slopes(scalars, window.sums[stage].total(0, kPacks));
       const float alpha = window.alpha[of_window][h];
       A* grad_residual = rows[h].grad_residual + int64_t{i} * a.grad_residual.token_stride + first;
       A* grad_key = rows[h].grad_key + int64_t{i} * a.grad_key.token_stride + first;
 #pragma unroll
-      for (int p = 0; p < kWalkPacks; ++p) {
+      for (int p = 0; p < kPacks; ++p) {
         if (!exists(p)) continue;
         const auto store = [&](const Pack& of_residual, const Pack& of_key) {
           cuda::store_pack<true>(grad_residual + p * step, of_residual, kColumns);
@@ -190,7 +190,7 @@ __global__ void __maxnreg__(kWalkRegisters)
     }
     A* of_value = row_of<A>(a.grad_value, begin + i) + first;
 #pragma unroll
-    for (int p = 0; p < kWalkPacks; ++p) {
+    for (int p = 0; p < kPacks; ++p) {
       if (!exists(p)) continue;
       cuda::store_pack<true>(of_value + p * step,
                              cuda::make_pack<A>([&](int k) { return grad_value[p][k]; }), kColumns);
@@ -200,32 +200,41 @@ __global__ void __maxnreg__(kWalkRegisters)
   for (int h = 0; h < kWalkStreams; ++h) {
     float* to = partials.data + blockIdx.x * partials.chunk_stride + h * partials.stream_stride;
 #pragma unroll
-    for (int p = 0; p < kWalkPacks; ++p) {
+    for (int p = 0; p < kPacks; ++p) {
       if (exists(p)) store_sums(to + first + p * step, kColumns, grad_weight[h][p]);
     }
   }
+}
+
+template <class A, int kPacks>
+bool launch_gate_bwd_walk(const GateBackwardArgs& a, const GradWeightPartials& partials,
+                          int64_t chunk_tokens, int64_t chunks, int device, void* stream) {
+  constexpr const char* kName = "engram.gate_bwd";
+  constexpr size_t kBytes = WalkMemory<A, kPacks>::bytes();
+  constexpr size_t kMore = sizeof(TokenWindow<kWalkStreams>) + sizeof(WalkRows<A>[kWalkStreams]);
+  if (kBytes + kMore > most_shared(kName, device)) return false;
+  const auto kernel = &gate_bwd_walk<A, kPacks>;
+  const int threads = row_threads(a.gate.hidden, a.gate.activation, kPacks);
+  allow_shared(kName, device, kernel, kBytes);
+  cuda::launch(kName, device, stream, kernel, dim3(cuda::blocks(chunks)),
+               dim3(static_cast<unsigned>(threads)), kBytes, a, partials, chunk_tokens,
+               gate_scale<float>(a.gate.hidden));
+  return true;
 }
 
 // Whether it took the call.
 template <class A>
 bool walk_gate_bwd(const GateBackwardArgs& a, const GradWeightPartials& partials,
                    int64_t chunk_tokens, int64_t chunks, int device, void* stream) {
-  constexpr const char* kName = "engram.gate_bwd";
   constexpr int64_t kLeastChunks = 64;  // else a block per stream is better
-  const int threads = row_threads(a.gate.hidden, a.gate.activation, kWalkPacks);
-  constexpr size_t kBytes = WalkMemory<A>::bytes();
-  constexpr size_t kMore = sizeof(TokenWindow<kWalkStreams>) + sizeof(WalkRows<A>[kWalkStreams]);
+  const int64_t packs = cuda::packs_of(a.gate.hidden, kWidth<A>);
   if (a.gate.streams != kWalkStreams || chunks < kLeastChunks ||
-      a.gate.hidden > kWalkPacks * kWalkThreads * kWidth<A> ||
-      kBytes + kMore > most_shared(kName, device)) {
+      packs > kMostWalkPacks * kWalkThreads) {
     return false;
   }
-  const auto kernel = &gate_bwd_walk<A>;
-  allow_shared(kName, device, kernel, kBytes);
-  cuda::launch(kName, device, stream, kernel, dim3(cuda::blocks(chunks)),
-               dim3(static_cast<unsigned>(threads)), kBytes, a, partials, chunk_tokens,
-               gate_scale<float>(a.gate.hidden));
-  return true;
+  const auto walk = packs <= kWalkThreads ? &launch_gate_bwd_walk<A, 1>
+                                          : &launch_gate_bwd_walk<A, kMostWalkPacks>;
+  return walk(a, partials, chunk_tokens, chunks, device, stream);
 }
 
 }  // namespace ehc::engram
