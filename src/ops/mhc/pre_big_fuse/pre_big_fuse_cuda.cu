@@ -140,7 +140,7 @@ __device__ __forceinline__ Pack collapsed(const float* pre, const Pack* x, int n
 constexpr int kPacks = 2;
 // Blocks that are to fit on a multiprocessor: registers limit the rows on their way.
 template <int kStreams>
-inline constexpr int kResidentBlocks = kStreams == 0 ? 1 : 3;
+inline constexpr int kResidentBlocks = kStreams == 0 ? 1 : 4;
 
 template <class A, int kStreams, bool kVector>
 __global__ void __launch_bounds__(kMostColumnThreads, kResidentBlocks<kStreams>)
@@ -153,20 +153,28 @@ __global__ void __launch_bounds__(kMostColumnThreads, kResidentBlocks<kStreams>)
   }
   const StreamSizes& sizes = a.collapse.sizes;
   const int n = count_of<kStreams>(sizes.streams);
-  const Place at =
-      Place::of_thread<A>(sizes, column_blocks, coefficients.other(blockIdx.x), kPacks);
+  // Found again for the stores: kept, it would take registers of rows on their way.
+  const auto find_place = [&] {
+    unsigned block = 0;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return Place::of_thread<A>(sizes, column_blocks, coefficients.other(block), kPacks);
+  };
   const int64_t step = blockDim.x * kWidth<A>;
-  make_pre<false>(a, at.token, n, pre[threadIdx.y]);
   Pack x[kPacks][kRoom<kStreams>];
+  {
+    const Place at = find_place();
+    make_pre<false>(a, at.token, n, pre[threadIdx.y]);
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const int64_t count = at.count - p * step;
-    if (count <= 0) continue;
-    load_streams<kStreams, kVector, A>(a.collapse.residual, at.token, at.column + p * step, count,
-                                       n, x[p]);
+    for (int p = 0; p < kPacks; ++p) {
+      const int64_t count = at.count - p * step;
+      if (count <= 0) continue;
+      load_streams<kStreams, kVector, A>(a.collapse.residual, at.token, at.column + p * step, count,
+                                         n, x[p]);
+    }
+    make_pre<true>(a, at.token, n, pre[threadIdx.y]);
   }
-  make_pre<true>(a, at.token, n, pre[threadIdx.y]);
   __syncthreads();
+  const Place at = find_place();
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const int64_t count = at.count - p * step;
@@ -178,7 +186,8 @@ __global__ void __launch_bounds__(kMostColumnThreads, kResidentBlocks<kStreams>)
 
 // --- with the norm ---
 
-constexpr int kMostNormThreads = 512;
+// Packs of a thread that stay in registers, for d up to 256 times so many.
+constexpr int kKept = 4;
 
 template <class A>
 __device__ __forceinline__ void add_squares(const Pack& row, int64_t count, float& sum) {
@@ -229,10 +238,10 @@ struct NormWeights {
 };
 
 template <class A, int kStreams, bool kVector>
-__global__ void __launch_bounds__(kMostNormThreads, kStreams == 0 ? 1 : 2)
+__global__ void __launch_bounds__(kMostRowThreads, kStreams == 0 ? 1 : 3)
     big_fuse_norm(const __grid_constant__ BigFuseArgs a, CoefficientBlocks coefficients) {
   __shared__ float pre[kRoom<kStreams>], squares;
-  __shared__ cuda::SumRoom<1, kMostNormThreads> room;
+  __shared__ cuda::SumRoom<1, kMostRowThreads> room;
   cuda::wait_for_previous();
   if (coefficients.has(blockIdx.x)) {
     return make_coefficients<kStreams>(a, coefficients.own(blockIdx.x));
@@ -243,34 +252,36 @@ __global__ void __launch_bounds__(kMostNormThreads, kStreams == 0 ? 1 : 2)
   A* row = row_of<A>(a.collapse.layer_input, t);
   const int64_t first = threadIdx.x * kWidth<A>;
   const int64_t step = blockDim.x * kWidth<A>;
-  make_pre<false>(a, t, n, pre);
   Pack x[kPacks][kRoom<kStreams>];
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
+  const auto read = [&](int p, Pack(&to)[kRoom<kStreams>]) {
     const int64_t at = first + p * step;
-    if (at >= sizes.hidden) continue;
-    load_streams<kStreams, kVector, A>(a.collapse.residual, t, at, sizes.hidden - at, n, x[p]);
-  }
+    if (at >= sizes.hidden) return;
+    load_streams<kStreams, kVector, A>(a.collapse.residual, t, at, sizes.hidden - at, n, to);
+  };
+  make_pre<false>(a, t, n, pre);
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) read(p, x[p]);
   make_pre<true>(a, t, n, pre);
   __syncthreads();
-  Pack kept[kPacks];
+  Pack kept[kKept];
   float sum[1] = {};
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
+  for (int p = 0; p < kKept; ++p) {
     const int64_t at = first + p * step;
     if (at >= sizes.hidden) continue;
-    kept[p] = collapsed<A, kStreams>(pre, x[p], n);
+    kept[p] = collapsed<A, kStreams>(pre, x[p % kPacks], n);
+    if (p + kPacks < kKept) read(p + kPacks, x[p % kPacks]);
     add_squares<A>(kept[p], sizes.hidden - at, sum[0]);
   }
-  for (int64_t at = first + kPacks * step; at < sizes.hidden; at += step) {
+  for (int64_t at = first + kKept * step; at < sizes.hidden; at += step) {
     load_streams<kStreams, kVector, A>(a.collapse.residual, t, at, sizes.hidden - at, n, x[0]);
     const Pack made = collapsed<A, kStreams>(pre, x[0], n);
     add_squares<A>(made, sizes.hidden - at, sum[0]);
     cuda::store_pack<kVector>(row + at, made, sizes.hidden - at);
   }
-  NormWeights<A> weights[kPacks];
+  NormWeights<A> weights[kKept];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
+  for (int p = 0; p < kKept; ++p) {
     const int64_t at = first + p * step;
     if (at < sizes.hidden) weights[p].template load<kVector>(a.norm, at, sizes.hidden - at);
   }
@@ -278,13 +289,13 @@ __global__ void __launch_bounds__(kMostNormThreads, kStreams == 0 ? 1 : 2)
   __syncthreads();
   const float factor = rms_factor<float>({sizes.hidden, a.norm.eps, false}, squares);
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
+  for (int p = 0; p < kKept; ++p) {
     const int64_t at = first + p * step;
     const int64_t count = sizes.hidden - at;
     if (count <= 0) continue;
     cuda::store_pack<kVector>(row + at, weights[p].of(kept[p], factor), count);
   }
-  for (int64_t at = first + kPacks * step; at < sizes.hidden; at += step) {
+  for (int64_t at = first + kKept * step; at < sizes.hidden; at += step) {
     const int64_t count = sizes.hidden - at;
     const Pack made = cuda::load_pack<kVector>(static_cast<const A*>(row + at), count);
     weights[0].template load<kVector>(a.norm, at, count);
@@ -302,7 +313,7 @@ void pre_big_fuse_cuda(const BigFuseArgs& a, int device, void* stream) {
   ColumnCut cut = cut_columns(sizes, kPacks);
   if (normalises) {
     cut.grid = dim3(cuda::blocks(sizes.tokens));
-    cut.block = dim3(static_cast<unsigned>(row_threads(sizes, kPacks, kMostNormThreads)));
+    cut.block = dim3(static_cast<unsigned>(row_threads(sizes, kKept)));
   } else {
     // A warp at least, for coefficients; rows beyond T have no work.
     constexpr unsigned kLeast = cuda::kWarp;

@@ -198,11 +198,11 @@ void launch_columns_overlapping(const char* name, int device, void* stream,
 inline constexpr int kMostRowThreads = 256;
 
 // How many threads share a row: by d and the type alone, for it decides the order of sums.
-inline int row_threads(const StreamSizes& sizes, int packs_of_thread, int most = kMostRowThreads) {
+inline int row_threads(const StreamSizes& sizes, int packs_of_thread) {
   const int64_t packs =
       cuda::packs_of(sizes.hidden, 16 / static_cast<int>(size_of(sizes.activation)));
   const int64_t warps = (packs + packs_of_thread * 32 - 1) / (packs_of_thread * 32);
-  return static_cast<int>(std::clamp<int64_t>(warps * 32, 32, most));
+  return static_cast<int>(std::clamp<int64_t>(warps * 32, 32, kMostRowThreads));
 }
 
 template <class... Params, class... Values>

@@ -33,7 +33,7 @@ __device__ __forceinline__ float balanced_sum(const Load& load) {
 }
 
 // Splits that are on their way at once. A subtree of pairwise_sum has as many leaves.
-inline constexpr int kSplitsTogether = 8;
+inline constexpr int kSplitsTogether = 16;
 
 // pairwise_sum of so many values at most, a stride apart.
 __device__ __forceinline__ float subtree_sum(const float* from, int64_t stride, int64_t count) {
