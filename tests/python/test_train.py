@@ -266,7 +266,7 @@ def test_a_terminal_sees_the_loss(ehc, inputs):
         process.kill()
     os.close(ours)
     os.close(theirs)
-    assert re.search(rb"\rtraining \[=* *\] \d+/1000000 loss \d\.\d{4}", shown)
+    assert re.search(rb"\rtraining \[=* *\] \d+/1000000 loss \d+\.\d{4}", shown)
 
 
 @pytest.fixture(scope="module")
