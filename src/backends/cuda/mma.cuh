@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/async_copy.cuh"
 #include "backends/cuda/pack.cuh"
 
 namespace ehc::cuda {
@@ -93,20 +94,11 @@ __device__ __forceinline__ void copy_async(float* shared, const float* global) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
 }
-__device__ __forceinline__ void end_of_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Until all groups but the last `kLeft` of this thread are there.
-template <int kLeft>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
 // The same of one group per buffer: until all but those of the last `buffers - 2` are there.
 __device__ __forceinline__ void wait_for_buffer(int buffers) {
-  if (buffers >= 4) return wait_for_copies<2>();
-  if (buffers == 3) return wait_for_copies<1>();
-  wait_for_copies<0>();
+  if (buffers >= 4) return await_copies<2>();
+  if (buffers == 3) return await_copies<1>();
+  await_copies<0>();
 }
 
 }  // namespace ehc::cuda

@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(ProductShape<A>::kThreads)
       source_x.copy(step * Shape::kDepth, tile_x[buffer]);
       source_y.copy(step * Shape::kDepth, tile_y[buffer]);
     }
-    end_of_copies();
+    commit_copies();
   };
   float sum[kRows][kColumns][4] = {};
   float top[kRows][kColumns][4] = {};

@@ -137,6 +137,14 @@ void take_update(Workspace& workspace, OptimizerStepArgs& a) {
   a.matrix.x.update = a.update;
 }
 
+void take_update_and_scales(Workspace& workspace, OptimizerStepArgs& a) {
+  take_update(workspace, a);
+  a.row_scale = workspace.take<float>(a.rows);
+  a.col_scale = workspace.take<float>(a.matrix.x.width);
+  a.matrix.x.row_scale = a.row_scale;
+  a.matrix.x.col_scale = a.col_scale;
+}
+
 // What the SIMD kernels need beside the update.
 struct Scratch {
   float* col_partial;  // [P,hd]
@@ -147,11 +155,7 @@ struct Scratch {
 Scratch take_scratch(Workspace& workspace, OptimizerStepArgs& a) {
   const int64_t width = a.matrix.x.width;
   const int64_t chunks = sinkhorn_chunks(a.rows);
-  take_update(workspace, a);
-  a.row_scale = workspace.take<float>(a.rows);
-  a.col_scale = workspace.take<float>(width);
-  a.matrix.x.row_scale = a.row_scale;
-  a.matrix.x.col_scale = a.col_scale;
+  take_update_and_scales(workspace, a);
   Scratch s;
   s.col_partial = workspace.take<float>(chunks * width);
   s.norms = workspace.take<double>(chunks);
@@ -275,11 +279,7 @@ struct DeviceScratch {
   DeviceScratch(Workspace& workspace, OptimizerStepArgs& a) {
     const int64_t width = a.matrix.x.width;
     const int64_t chunks = sinkhorn_chunks(a.rows);
-    take_update(workspace, a);
-    a.row_scale = workspace.take<float>(a.rows);
-    a.col_scale = workspace.take<float>(width);
-    a.matrix.x.row_scale = a.row_scale;
-    a.matrix.x.col_scale = a.col_scale;
+    take_update_and_scales(workspace, a);
     sums = workspace.take<double>(chunks);
     finite = workspace.take<int>(1);
     parts = workspace.take<float>(chunks * kSinkhornParts * width);

@@ -159,8 +159,8 @@ __global__ void __launch_bounds__(kStreamThreads, 4)
       cuda::copy_async(&squares[t], a.grad_sqr.data + (stage + t) * a.grad_sqr.token_stride +
                                         group * a.grad_sqr.group_stride);
     }
-    cuda::end_of_copies();
-    cuda::wait_for_copies<0>();
+    cuda::commit_copies();
+    cuda::await_copies<0>();
     __syncthreads();
     if (at.count == 0) continue;
     for (int t = 0; t < tokens; t += kTokens) {
@@ -252,10 +252,10 @@ __global__ void __launch_bounds__(kFnThreads, 2)
         }
       }
     }
-    cuda::end_of_copies();
+    cuda::commit_copies();
     TwoColumns<A> x[kFnTogether], next[kFnTogether];
     rows.load(first, tokens, x);
-    cuda::wait_for_copies<0>();
+    cuda::await_copies<0>();
     __syncwarp();
     float2 sum[kMixes] = {};
     const auto add_token = [&](int t, float2 of_token) {

@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kWarps<A> * 32, 1)
         }
       }
     }
-    cuda::end_of_copies();
+    cuda::commit_copies();
   };
   for (int block = 0; block < stages - 1; ++block) fetch(block, block);
 
