@@ -139,6 +139,8 @@ class Operator:
             return self._layouts(inputs, attributes)
         except _Refused as error:
             raise error.translated(title, names) from None
+        except BufferError:
+            return self._layouts(tuple(map(bits_of, inputs)), attributes)
 
     def _run(self, inputs, attributes, made, stream, workspace) -> None:
         if hasattr(_measured, "sizes"):
