@@ -238,13 +238,15 @@ def mhc_post_fwd(layer_output: Array, residual: Array, post: Array, comb: Array 
     `layer_output [..., d]` (of another activation type it is converted once), `residual A[..., n, d]`,
     `post F32[..., n]`, `comb F32[..., n, n]` (None: identity), `bias [d]` added to the layer's output
     and rounded first. `inplace` writes into `residual`."""
-    layer_output = activation(_with_bias(layer_output, bias), residual)
+    if bias is not None:
+        layer_output = _with_bias(layer_output, bias)
     if comb is None:
         comb = _identity(comb, residual)
     if inplace and out is None:
         out = residual
     return operator("mhc.post_fwd")(
-        "mhc_post_fwd", (layer_output, residual, coefficient(post, residual), comb), (inplace,), (out,),
+        "mhc_post_fwd", (activation(layer_output, residual), residual, coefficient(post, residual), comb), (inplace,),
+        None if out is None else (out,),
         stream, workspace, _POST,
     )[0]  # fmt: skip
 
