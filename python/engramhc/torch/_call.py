@@ -157,7 +157,7 @@ def made(op, inputs, attrs, outputs=None):
     outputs = dict(outputs or {})
     if IMPLEMENTATION[0] == "reference" and _double.takes(inputs):
         return _double.made(op, inputs, attrs, outputs)
-    device = next(t.device for t in inputs.values() if t is not None)
+    device = next((t.device for t in inputs.values() if t is not None), "cpu")
     try:
         layouts = list(_infer(op, inputs, attrs))
     except Error:

@@ -62,7 +62,8 @@ class Operator:
     forward_only  inputs and attributes that the operator `backward` does not have
     lead        rank of the first input without leading dimensions
     names       of tensors and attributes in the Python signature, where they differ
-    new         (t, a) -> the outputs and the saved, uninitialised, by name
+    new         (t, a) -> the outputs, uninitialised, by name
+    keep        (t, a) -> the saved that are not outputs, likewise
     compute     (t, a, out) fills them; the name of an operator of the library runs that
     backward    (g, t, a, targets) -> gradients by input name; the name of an operator runs that.
                 g holds the gradients of outputs (None: zeros), t inputs and saved together
@@ -75,6 +76,7 @@ class Operator:
         inputs: str,
         outputs: str,
         new: Callable,
+        keep: Callable | None = None,
         compute: str | Callable,
         backward: str | Callable | None = None,
         attributes: str = "",
@@ -101,7 +103,7 @@ class Operator:
         self.forward_only = frozenset(forward_only.split())
         self.accumulates = frozenset(accumulates.split())
         self.names = names or {}
-        self.new = new
+        self.new, self.keep = new, keep
         self.compute = compute if callable(compute) else self._forward_of(compute)
         self.checked_by = None if callable(compute) else compute
         if isinstance(backward, str):
@@ -168,13 +170,17 @@ class Operator:
     def made(self, t, a, save) -> dict[str, torch.Tensor]:
         """All outputs by name, computed."""
         try:
-            out = self.new(t, a)
+            out = self.empty(t, a, save)
         except (IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             self.refuse(t, a, error)
-        if not save:
-            for name in self.hidden:
-                del out[name]
         self.compute(t, a, out)
+        return out
+
+    def empty(self, t, a, save) -> dict[str, torch.Tensor]:
+        """All outputs by name, uninitialised."""
+        out = self.new(t, a)
+        if save and self.keep is not None:
+            out.update(self.keep(t, a))
         return out
 
     def refuse(self, t, a, error):
@@ -296,11 +302,7 @@ class Operator:
 
     def _fake(self, *arguments):
         t, a, save = self._split(arguments)
-        out = self.new(t, a)
-        if not save:
-            for name in self.hidden:
-                del out[name]
-        return self._row(t, out)
+        return self._row(t, self.empty(t, a, save))
 
     def _row(self, t, out):
         """The outputs in order; an empty tensor stands for one that was not asked for."""
