@@ -11,8 +11,9 @@ from typing import Callable
 
 import torch
 
+from engramhc.errors import DTypeError, Error, UnsupportedError
+
 from . import _call, _parameters
-from ._call import Error, UnsupportedError
 
 LIBRARY = torch.library.Library("ehc", "DEF")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -187,7 +188,10 @@ class Operator:
         """Lets the library say what is wrong with arguments that no output can be made for."""
         for name, tensor in t.items():
             if not isinstance(tensor, torch.Tensor) and (tensor is not None or name not in self.optional):
-                raise _call.not_a_tensor(self.name, name, tensor) from error
+                got = "none" if tensor is None else type(tensor).__name__
+                raise DTypeError(
+                    f"{self.name}: tensor '{name}': expected a torch.Tensor, got {got}"
+                ) from error
         if self.checked_by is not None:
             _call.run(self.checked_by, t, {}, a)
         raise error

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import torch
 
+from engramhc.errors import UnsupportedError
+
 from . import _mhc_operators as ops
 from . import _projection as projection
 from ._arguments import MhcMix, constants, per_stream, same_type
 from ._bias import add_bias
-from ._call import UnsupportedError
 from ._operator import records
 
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from engramhc.errors import Error
+
 from . import _call
 from ._arguments import per_stream
 from ._operator import like, records, traces
@@ -44,7 +46,7 @@ def mhc_multilayer_recompute(
         inputs, outputs = _lifted(inputs), _lifted(outputs)
     try:
         _call.run("mhc.multilayer_recompute", inputs, outputs, {})
-    except _call.Error as error:
+    except Error as error:
         names = {"residual": "x0", "new_residual": "residual"}
         raise _call.renamed(error, "mhc_multilayer_recompute", names) from None
     return layer_input, residual
@@ -88,7 +90,7 @@ def mhc_recompute_plan(layers, n, *, stage_borders=()):
     attributes = {"layers": layers, "n": n, "d": 1, "stages": stages}
     try:
         got = _call.made("mhc.plan_recompute", {}, attributes)
-    except _call.Error as error:
+    except Error as error:
         raise _call.renamed(error, "mhc_recompute_plan", {"stages": "stage_borders"}) from None
     stored, transient = got["terms"].tolist()
     return RecomputePlan(tuple(got["block_starts"].tolist()), stored, transient)
