@@ -300,6 +300,11 @@ def operators() -> list[Operator]:
 _forced: dict[str, str] = {}
 
 
+def forced(name: str) -> str:
+    """What an operator is restricted to, "" without a restriction."""
+    return _forced.get(name, "")
+
+
 def force(op: Operator, implementation: str) -> str:
     """Restricts an operator to an implementation, "" to any; returns what it was restricted to."""
     checked(library().set_implementation(op.position, implementation))
