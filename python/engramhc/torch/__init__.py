@@ -33,3 +33,4 @@ from .mhc import (
     sinkhorn_normalize,
 )
 from .recompute import RecomputePlan, mhc_multilayer_recompute, mhc_recompute_plan
+from .sums import allow_nondeterministic

@@ -11,6 +11,7 @@ from typing import Callable
 
 import torch
 
+from engramhc._arrays import dtype_of
 from engramhc.errors import DTypeError, Error, ShapeError, UnsupportedError
 
 from . import _call, _parameters
@@ -55,12 +56,16 @@ def like(tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
+def _layout(tensor):
+    """Type and sizes of a traced tensor, None for a size without a value."""
+    if tensor is None:
+        return None
+    sizes = (s if isinstance(s, int) else s.node.hint for s in tensor.shape)
+    return (dtype_of(tensor), *sizes)
+
+
 def _nothing(*arguments) -> tuple:
     return ()
-
-
-def _check_traced(operator, tensors, values):
-    pass
 
 
 class Operator:
@@ -335,10 +340,22 @@ class Operator:
 
     def _fake(self, *arguments):
         tensors, values, save = self._split(arguments)
-        _check_traced(self, tensors, values)
+        self._check_traced(tensors, values)
         made = self.empty(self.new, tensors, values)
         kept = self._apart(tensors, values) if save else self.absent
         return self._row(tensors, made, kept)
+
+    def _check_traced(self, tensors, values):
+        """Lets the library check types and shapes before anything runs, sizes as they are this time."""
+        if self.forward is None:
+            return
+        layouts = tuple(map(_layout, tensors))
+        if any(None in layout for layout in layouts if layout is not None):
+            return  # a size that nobody knows yet
+        try:
+            _call.infer(self.forward, layouts, values)
+        except Error as error:
+            raise self.renamed(error) from None
 
     def _apart(self, tensors, values):
         """The hidden outputs, each in memory of its own, as operators of torch have to."""
