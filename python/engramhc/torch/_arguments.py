@@ -14,6 +14,6 @@ def missing_eps(name):
 def same_type(tensor, residual):
     """A layer's output in the type of the streams, rounded at most once."""
     if isinstance(tensor, torch.Tensor) and tensor.dtype is not residual.dtype:
-        if tensor.dtype in _ACTIVATIONS:
+        if tensor.dtype in _ACTIVATIONS and residual.dtype in _ACTIVATIONS:
             return tensor.to(residual.dtype)
     return tensor

@@ -81,6 +81,7 @@ class Operator:
     accumulates inputs whose gradient the operator `backward` can add to another
     constant    inputs without a gradient
     forward_only  inputs and attributes that the operator `backward` does not have
+    inplace     attributes that follow the others where the output is an input
     lead        rank of the first input without leading dimensions
     names       of tensors and attributes in the Python signature, where they differ
     new         (*inputs, *attributes) -> the outputs, uninitialised, in order
@@ -108,6 +109,7 @@ class Operator:
         constant: str = "",
         forward_only: str = "",
         accumulates: str = "",
+        inplace: tuple = (),
         lead: int = 0,
         names: dict[str, str] | None = None,
     ):
@@ -116,7 +118,7 @@ class Operator:
         self.inputs = tuple(word.strip(".?") for word in words)
         self.optional = frozenset(word.strip(".?") for word in words if word.endswith("?"))
         self.leading = tuple(word.startswith("...") for word in words)
-        self.lead = lead
+        self.lead, self.inplace = lead, inplace
         self.outputs = tuple(outputs.split())
         self.hidden = tuple(hidden.split())
         self.saved = tuple(saved.split())
@@ -164,6 +166,8 @@ class Operator:
                     )
                 return _record(self, values, into, *tensors)
             if out is not None:
+                if self.inplace and any(out is tensor for tensor in tensors):
+                    values = (*values, *self.inplace)
                 self.fill(tensors, values, (out,), self.absent)
                 return out
             made = self.empty(self.new, tensors, values)
