@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import errors
-from ._library import path
+from . import _core, errors
 
 # Names of types as in safetensors files, with DLPack's code and bits.
 TYPES = {
@@ -29,7 +28,6 @@ TYPES = {
     "BOOL": (6, 8),
 }
 _HOST, _CUDA, _TEXT = 1, 2, 5
-_IO, _UNAVAILABLE = 4, 5
 
 
 class View(NamedTuple):
@@ -101,7 +99,8 @@ class TokenMapInfo(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    lib = ctypes.CDLL(path())
+    folder = _core._library_path().parent
+    lib = ctypes.CDLL(str(min(folder.glob("libehc.so*"))))  # the binding needs the very same file
     lib.ehc_last_error.restype = ctypes.c_char_p
     lib.ehc_op_find.restype = ctypes.c_void_p
     lib.ehc_token_map_describe.restype = ctypes.POINTER(TokenMapInfo)
@@ -109,11 +108,9 @@ def library() -> ctypes.CDLL:
 
 
 def check(status: int) -> None:
-    if status == 0:
-        return
-    text = library().ehc_last_error().decode()
-    kinds = {_IO: errors.TableError, _UNAVAILABLE: errors.UnsupportedError}
-    raise kinds.get(status, errors.Error)(text)
+    if status != 0:
+        text = library().ehc_last_error().decode()
+        raise errors.translated(status, text, text.partition(":")[0], {})
 
 
 class Context:

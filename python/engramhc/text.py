@@ -17,19 +17,9 @@ from typing import Any
 import numpy as np
 
 from . import errors, ops
-from ._library import check, library
+from ._capi import check, library
 
 __all__ = ["TokenMap", "expect", "normalize"]
-
-
-class _Info(ctypes.Structure):
-    """ehc_token_map_info."""
-
-    _fields_ = [
-        ("table", ctypes.POINTER(ctypes.c_int32)),
-        ("vocab_size", ctypes.c_int64),
-        ("size", ctypes.c_int32),
-    ]
 
 
 class TokenMap:
@@ -37,7 +27,6 @@ class TokenMap:
 
     def __init__(self, handle: ctypes.c_void_p):
         self._handle = handle
-        library().ehc_token_map_describe.restype = ctypes.POINTER(_Info)
         info = library().ehc_token_map_describe(handle).contents
         self.size: int = info.size
         self.vocab_size: int = info.vocab_size
@@ -56,7 +45,7 @@ class TokenMap:
 
     def save(self, path: str | os.PathLike) -> None:
         """Readers of `path` see the old file or the whole new one."""
-        check(library().ehc_token_map_save(self._handle, os.fsencode(path)), errors.TableError)
+        check(library().ehc_token_map_save(self._handle, os.fsencode(path)))
 
     @property
     def sha256(self) -> str:
@@ -91,7 +80,7 @@ class TokenMap:
 
 def _open(function: str, path: str | os.PathLike) -> ctypes.c_void_p:
     handle = ctypes.c_void_p()
-    check(getattr(library(), function)(os.fsencode(path), ctypes.byref(handle)), errors.TableError)
+    check(getattr(library(), function)(os.fsencode(path), ctypes.byref(handle)))
     return handle
 
 
