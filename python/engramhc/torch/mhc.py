@@ -1,0 +1,486 @@
+"""mHC: streams, coefficients and sublayers as functions with autograd.
+
+Shapes: residual [..., n, d], coefficients [..., n] and [..., n, n] ([input stream, output stream]).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import _mhc_operators as ops
+from . import _projection as projection
+from ._arguments import MhcMix, constants, per_stream, same_type
+from ._bias import add_bias
+from ._call import UnsupportedError
+from ._operator import records
+
+
+def expand_to_mhc(x, n, *, out=None):
+    """[..., d] to n equal streams [..., n, d]."""
+    return ops.expand(x, n=n, out=out)
+
+
+def mhc_prenorm_gemm(x, fn, norm_weight=None, *, n_splits=None, precision="fp32"):
+    """x [..., K] times fn [M, K] in fp32, and the sum of the squares of x: [..., M], [...]."""
+    return projection.prenorm_gemm(
+        x.unsqueeze(-2), fn, norm_weight, n_splits=n_splits, precision=precision
+    )
+
+
+def mhc_reduce_partials_and_rmsnorm(mul, sqrsum, *, k, eps, rms="mean"):
+    """mul [S, ..., M] and sqrsum [S, ...] added up, and normalised by the RMS of k values."""
+    return projection.reduce_partials(mul, sqrsum, k=k, norm_eps=eps, rms=rms)
+
+
+def mhc_pre_norm_fn(
+    residual, fn, norm_weight=None, *, rms_eps, rms="mean", n_splits=None, precision="fp32"
+):
+    """The normalised streams of a token times fn [M, K]: mixes [..., M]."""
+    return projection.norm_fn(
+        residual, fn, norm_weight, norm_eps=rms_eps, rms=rms, n_splits=n_splits, precision=precision
+    )
+
+
+def mhc_pre_split_mixes(mixes, scale, base, n, *, post_mult, pre_eps):
+    """mixes [..., n*n + 2n] to pre [..., n], post [..., n] and logits [..., n, n]."""
+    return ops.split(mixes, scale, base, n=n, pre_eps=pre_eps, post_mult=post_mult)
+
+
+def sinkhorn_normalize(logits, repeat, eps, *, convention="deepseek"):
+    """Logits [..., n, n] to a doubly stochastic comb."""
+    return ops.sinkhorn(logits, repeat=repeat, eps=eps, convention=convention)
+
+
+def mhc_pre_apply_mix(residual, pre, *, out=None, grad_acc=None):
+    """The streams collapsed to one row: sum over i of pre_i times stream i, [..., d]."""
+    pre = per_stream(pre, residual)
+    if grad_acc is not None:
+        residual = grad_acc.share("mhc_pre_apply_mix", residual)
+    return ops.pre_apply(residual, pre, into=grad_acc, out=out)
+
+
+mhc_collapse = mhc_pre_apply_mix
+
+
+def mhc_pre(
+    residual,
+    fn,
+    scale,
+    base,
+    *,
+    norm_weight=None,
+    preset=None,
+    rms_eps=None,
+    post_mult=None,
+    pre_eps=None,
+    sinkhorn_eps=None,
+    repeat=None,
+    convention=None,
+    layer_norm_weight=None,
+    layer_norm_eps=None,
+    rms="mean",
+    precision="fp32",
+    n_splits=None,
+    grad_acc=None,
+):
+    """Entry of a sublayer: its input [..., d], and MhcMix(post, comb) for mhc_post.
+
+    `n_splits` changes nothing: the projection picks splits that no bit depends on.
+    """
+    rules = _constants("mhc_pre", preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    if grad_acc is not None:
+        residual = grad_acc.share("mhc_pre", residual)
+    layer_input, post, comb = ops.pre(
+        residual,
+        fn,
+        scale,
+        base,
+        norm_weight,
+        layer_norm_weight,
+        into=grad_acc,
+        rms=rms,
+        precision=precision,
+        layer_norm_eps=_layer_norm_eps("mhc_pre", layer_norm_weight, layer_norm_eps),
+        **rules,
+    )
+    return layer_input, MhcMix(post, comb)
+
+
+def mhc_pre_big_fuse(
+    mul,
+    sqrsum,
+    residual,
+    scale,
+    base,
+    *,
+    rms_eps,
+    pre_eps,
+    sinkhorn_eps,
+    post_mult,
+    repeat,
+    convention="deepseek",
+    rms="mean",
+):
+    """From the sums of a projection, mul [S, ..., N] and sqrsum [S, ...], to post, comb, layer_input.
+
+    With gradients it is the functions that it stands for, which have the same bits.
+    """
+    if records((mul, sqrsum, residual, scale, base)):
+        n, d = residual.shape[-2:]
+        mixes = mhc_reduce_partials_and_rmsnorm(mul, sqrsum, k=n * d, eps=rms_eps, rms=rms)
+        pre, post, logits = mhc_pre_split_mixes(
+            mixes, scale, base, n, post_mult=post_mult, pre_eps=pre_eps
+        )
+        comb = sinkhorn_normalize(logits, repeat, sinkhorn_eps, convention=convention)
+        return post, comb, mhc_pre_apply_mix(residual, pre)
+    return projection.big_fuse(
+        mul,
+        sqrsum,
+        residual,
+        scale,
+        base,
+        norm_eps=rms_eps,
+        pre_eps=pre_eps,
+        post_mult=post_mult,
+        repeat=repeat,
+        sinkhorn_eps=sinkhorn_eps,
+        convention=convention,
+        rms=rms,
+    )
+
+
+def mhc_post(
+    layer_output, residual, post, comb, *, bias=None, out=None, inplace=False, grad_acc=None
+):
+    """A layer's output put back: new stream o = post_o * layer_output + sum over i of comb_io * stream i.
+
+    comb None is the identity. `inplace` writes the residual and needs gradients off.
+    """
+    post = per_stream(post, residual)
+    if comb is None:
+        comb = _identity(residual)
+    if bias is not None:
+        layer_output = add_bias(layer_output, bias, residual.dtype)
+    layer_output = same_type(layer_output, residual)
+    if inplace:
+        if records((layer_output, residual, post, comb)):
+            raise UnsupportedError(
+                "mhc_post: argument 'inplace': expected no gradients to be recorded, got an input that "
+                "requires them; hint: the backward reads the residual"
+            )
+        if out is not None and out is not residual:
+            raise UnsupportedError("mhc_post: argument 'out': expected none with inplace, got a tensor")
+        out = residual
+    if grad_acc is not None:
+        residual = grad_acc.share("mhc_post", residual)
+    return ops.post(layer_output, residual, post, comb, into=grad_acc, out=out)
+
+
+def mhc_fused_post_pre(
+    layer_output,
+    residual,
+    post,
+    comb,
+    fn,
+    scale,
+    base,
+    *,
+    norm_weight=None,
+    preset=None,
+    rms_eps=None,
+    post_mult=None,
+    pre_eps=None,
+    sinkhorn_eps=None,
+    repeat=None,
+    convention=None,
+    layer_norm_weight=None,
+    layer_norm_eps=None,
+    rms="mean",
+    precision="fp32",
+    n_splits=None,
+):
+    """mhc_post of one sublayer and mhc_pre of the next: residual, MhcMix, layer_input."""
+    name = "mhc_fused_post_pre"
+    rules = _constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    new_residual, layer_input, next_post, next_comb = ops.seam(
+        same_type(layer_output, residual),
+        residual,
+        per_stream(post, residual),
+        _identity(residual) if comb is None else comb,
+        fn,
+        scale,
+        base,
+        norm_weight,
+        layer_norm_weight,
+        rms=rms,
+        precision=precision,
+        layer_norm_eps=_layer_norm_eps(name, layer_norm_weight, layer_norm_eps),
+        **rules,
+    )
+    return new_residual, MhcMix(next_post, next_comb), layer_input
+
+
+def mhc_fused_post_pre_delayed(
+    layer_output,
+    residual,
+    post,
+    comb,
+    fn,
+    scale,
+    base,
+    *,
+    pre_mix,
+    return_mean=False,
+    norm_weight=None,
+    preset=None,
+    rms_eps=None,
+    post_mult=None,
+    pre_eps=None,
+    sinkhorn_eps=None,
+    repeat=None,
+    convention=None,
+    layer_norm_weight=None,
+    layer_norm_eps=None,
+    rms="mean",
+    precision="fp32",
+    n_splits=None,
+):
+    """The single-pass seam: residual, layer_input (collapsed by `pre_mix`), MhcMix, the next pre[, mean].
+
+    The mean is that of the new streams, [..., d].
+    """
+    name = "mhc_fused_post_pre_delayed"
+    rules = _constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    new_residual, layer_input, next_post, next_comb, next_pre = ops.seam_delayed(
+        same_type(layer_output, residual),
+        residual,
+        _first_stream(residual) if pre_mix is None else per_stream(pre_mix, residual),
+        per_stream(post, residual),
+        _identity(residual) if comb is None else comb,
+        fn,
+        scale,
+        base,
+        norm_weight,
+        layer_norm_weight,
+        rms=rms,
+        precision=precision,
+        layer_norm_eps=_layer_norm_eps(name, layer_norm_weight, layer_norm_eps),
+        **rules,
+    )
+    results = new_residual, layer_input, MhcMix(next_post, next_comb), next_pre
+    return (*results, mhc_mean(new_residual)) if return_mean else results
+
+
+def mhc_pre_broadcast(
+    x,
+    fn,
+    scale,
+    base,
+    *,
+    fn_sum=None,
+    norm_weight=None,
+    preset=None,
+    rms_eps=None,
+    post_mult=None,
+    pre_eps=None,
+    sinkhorn_eps=None,
+    repeat=None,
+    convention=None,
+    layer_norm_weight=None,
+    layer_norm_eps=None,
+    rms="mean",
+    precision="fp32",
+    n_splits=None,
+):
+    """Entry of a stack, whose streams all are x [..., d]: residual, MhcMix, layer_input.
+
+    `fn_sum` [N, d] is the sum of fn over the streams (norm_weight merged), where the caller keeps it.
+    """
+    name = "mhc_pre_broadcast"
+    rules = _constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    eps = _layer_norm_eps(name, layer_norm_weight, layer_norm_eps)
+    if fn_sum is not None:
+        n = fn.shape[-1] // x.shape[-1]
+        residual = expand_to_mhc(x, n)
+        pre, mix = _mixes(x.unsqueeze(-2), fn_sum, scale, base, None, n, rules, rms, precision)
+        row = mhc_pre_apply_mix(residual, pre)
+        return residual, mix, _layer_norm(row, layer_norm_weight, eps)
+    residual, layer_input, _, post, comb = ops.broadcast(
+        x,
+        fn,
+        scale,
+        base,
+        norm_weight,
+        layer_norm_weight,
+        rms=rms,
+        precision=precision,
+        layer_norm_eps=eps,
+        form="classic",
+        **rules,
+    )
+    return residual, MhcMix(post, comb), layer_input
+
+
+def mhc_pre_delayed(
+    residual,
+    fn,
+    scale,
+    base,
+    *,
+    pre_mix=None,
+    x=None,
+    norm_weight=None,
+    preset=None,
+    rms_eps=None,
+    post_mult=None,
+    pre_eps=None,
+    sinkhorn_eps=None,
+    repeat=None,
+    convention=None,
+    layer_norm_weight=None,
+    layer_norm_eps=None,
+    rms="mean",
+    precision="fp32",
+    n_splits=None,
+):
+    """Entry of a sublayer whose collapse uses an older mix: layer_input, MhcMix, pre for the next one.
+
+    `pre_mix` None takes stream 0. With `x` [..., d], the embedding that all streams are, fn is the
+    sum over the streams, [N, d].
+    """
+    name = "mhc_pre_delayed"
+    rules = _constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    source = residual if x is None else x.unsqueeze(-2)
+    n = residual.shape[-2] if residual is not None else fn_streams(fn)
+    pre, mix = _mixes(source, fn, scale, base, norm_weight, n, rules, rms, precision)
+    if pre_mix is not None:
+        row = mhc_pre_apply_mix(residual, pre_mix)
+    else:
+        row = x if residual is None else residual.select(-2, 0)
+    eps = _layer_norm_eps(name, layer_norm_weight, layer_norm_eps)
+    return _layer_norm(row, layer_norm_weight, eps), mix, pre
+
+
+def mhc_head_compute_mix(mixes, scale, base, *, pre_eps):
+    """mixes [..., n] to the coefficients of the last collapse."""
+    return ops.head_mix(mixes, scale, base, pre_eps=pre_eps)
+
+
+def mhc_head(
+    residual,
+    fn,
+    scale,
+    base,
+    *,
+    norm_weight=None,
+    rms_eps,
+    pre_eps,
+    rms="mean",
+    precision="fp32",
+    out=None,
+):
+    """The streams collapsed by mixes of their own, for the head of a model: [..., d]."""
+    return ops.head(
+        residual,
+        fn,
+        scale,
+        base,
+        norm_weight,
+        out=out,
+        norm_eps=rms_eps,
+        pre_eps=pre_eps,
+        rms=rms,
+        precision=precision,
+    )
+
+
+def mhc_mean(residual):
+    """The mean of the streams, [..., d], by mhc_pre_apply_mix."""
+    n = residual.shape[-2]
+    even = torch.full((), 1 / n, dtype=ops.wide(residual), device=residual.device)
+    return mhc_pre_apply_mix(residual, even.expand(residual.shape[:-1]))
+
+
+def fn_streams(fn):
+    """n of fn [n*n + 2n, K]."""
+    return int((fn.shape[0] + 1) ** 0.5) - 1
+
+
+# --- what several of them share -------------------------------------------------------------------
+
+
+def _constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps):
+    given = {
+        "rms_eps": rms_eps,
+        "pre_eps": pre_eps,
+        "post_mult": post_mult,
+        "repeat": repeat,
+        "sinkhorn_eps": sinkhorn_eps,
+    }
+    return constants(name, preset, convention, given)
+
+
+def _layer_norm_eps(name, weight, eps):
+    if weight is not None and eps is None:
+        raise TypeError(f"{name}() missing keyword-only argument: 'layer_norm_eps', with layer_norm_weight")
+    return eps
+
+
+def _identity(residual):
+    n = residual.shape[-2]
+    eye = torch.eye(n, dtype=ops.wide(residual), device=residual.device)
+    return eye.expand(*residual.shape[:-2], n, n)
+
+
+def _first_stream(residual):
+    one_hot = torch.zeros(residual.shape[-2], dtype=ops.wide(residual), device=residual.device)
+    one_hot[0] = 1
+    return one_hot.expand(residual.shape[:-1])
+
+
+def _mixes(source, fn, scale, base, norm_weight, n, rules, rms, precision):
+    """pre and MhcMix by the parts of mhc_pre, which have its bits."""
+    mixes = mhc_pre_norm_fn(
+        source, fn, norm_weight, rms_eps=rules["norm_eps"], rms=rms, precision=precision
+    )
+    pre, post, logits = mhc_pre_split_mixes(
+        mixes, scale, base, n, post_mult=rules["post_mult"], pre_eps=rules["pre_eps"]
+    )
+    comb = sinkhorn_normalize(
+        logits, rules["repeat"], rules["sinkhorn_eps"], convention=rules["convention"]
+    )
+    return pre, MhcMix(post, comb)
+
+
+def _layer_norm(row, weight, eps):
+    """RMSNorm of a row [..., d] with the bits of the fused functions.
+
+    It is the seam of one stream that passes itself on: post 0, comb 1, pre 1.
+    """
+    if weight is None:
+        return row
+    lead, d = row.shape[:-1], row.shape[-1]
+    dtype, device = ops.wide(row), row.device
+    one = torch.ones((), dtype=dtype, device=device)
+    zero = torch.zeros((), dtype=dtype, device=device)
+    return ops.seam_delayed(
+        torch.zeros((), dtype=row.dtype, device=device).expand(*lead, d).contiguous(),
+        row.unsqueeze(-2),
+        one.expand(*lead, 1),
+        zero.expand(*lead, 1),
+        one.expand(*lead, 1, 1),
+        zero.expand(3, d).contiguous(),
+        zero.expand(3),
+        zero.expand(3),
+        None,
+        weight,
+        rms="mean",
+        precision="fp32",
+        layer_norm_eps=eps,
+        norm_eps=1.0,
+        pre_eps=0.0,
+        post_mult=0.0,
+        repeat=1,
+        sinkhorn_eps=1.0,
+        convention="deepseek",
+    )[1]
