@@ -23,16 +23,15 @@ __all__ = ["TokenMap", "expect", "normalize"]
 
 
 class TokenMap:
-    """Compressed ids of all tokens: `numpy()` is int32 [vocab_size] with values in [0, size)."""
+    """Compressed ids of all tokens: `table` is int32 [vocab_size] with values in [0, size)."""
 
     def __init__(self, handle: ctypes.c_void_p):
         self._handle = handle
         info = library().ehc_token_map_describe(handle).contents
         self.size: int = info.size
         self.vocab_size: int = info.vocab_size
-        self._table = np.empty(self.vocab_size, np.int32)
-        ctypes.memmove(self._table.ctypes.data, info.table, self._table.nbytes)
-        self._on_device: dict[Any, Any] = {}
+        self.table: np.ndarray = np.empty(self.vocab_size, np.int32)
+        ctypes.memmove(self.table.ctypes.data, info.table, self.table.nbytes)
 
     @classmethod
     def build(cls, tokenizer_json: str | os.PathLike) -> TokenMap:
@@ -50,19 +49,7 @@ class TokenMap:
     @property
     def sha256(self) -> str:
         """Of the table's little-endian bytes."""
-        return hashlib.sha256(self._table.astype("<i4", copy=False)).hexdigest()
-
-    def numpy(self) -> np.ndarray:
-        return self._table
-
-    def torch(self, device: Any = "cpu") -> Any:
-        """The table on a device, kept there for the next call."""
-        import torch
-
-        device = torch.empty(0, device=device).device  # "cuda" becomes the current one
-        if device not in self._on_device:
-            self._on_device[device] = torch.from_numpy(self._table).to(device)
-        return self._on_device[device]
+        return hashlib.sha256(self.table.astype("<i4", copy=False)).hexdigest()
 
     def apply(self, ids: Any) -> Any:
         """Compressed ids, int32, where `ids` are; negative ids pass through. On the CPU an id that
