@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 format=$(command -v clang-format-14 || command -v clang-format)
 files() {
-  find benches cli examples include src tests -type f '(' -name '*.h' -o -name '*.cc' -o -name '*.c' \
+  find benches bindings cli examples include src tests -type f '(' -name '*.h' -o -name '*.cc' -o -name '*.c' \
     -o -name '*.cu' -o -name '*.cuh' ')' -print0
 }
 if [[ ${1:-} == --check ]]; then

@@ -38,6 +38,13 @@ EHC_API const char* ehc_last_error(void);
 EHC_API const char* ehc_version(void);
 EHC_API int32_t ehc_version_number(void);
 
+/* What this build holds, as JSON: {"version", "instruction_sets" that this processor runs too,
+   "matrix_product", "cuda"}. */
+EHC_API const char* ehc_build_info(void);
+/* The CUDA devices that are there, as a JSON list of {"index", "description"}; made anew by each
+   call of this thread. */
+EHC_API const char* ehc_device_info(void);
+
 /* --- tensors -----------------------------------------------------------------------------------
    ehc_tensor has the layout of DLPack's DLTensor: pass a `DLTensor*` by a cast. Shape and strides
    are in elements; strides == NULL means row-major. `data + byte_offset` is the first element.
@@ -150,8 +157,9 @@ typedef struct ehc_attribute_info {
 } ehc_attribute_info;
 
 typedef struct ehc_implementation_info {
-  const char* name;    /* "cpu.avx512" */
-  int32_t device_type; /* EHC_HOST or EHC_CUDA */
+  const char* name;       /* "cpu.avx512" */
+  int32_t device_type;    /* EHC_HOST or EHC_CUDA */
+  int32_t uses_workspace; /* 0: ehc_workspace_bytes is 0 for every call that it runs */
 } ehc_implementation_info;
 
 /* NULL (and a text) for a null operator or a position that it does not have. */

@@ -60,9 +60,9 @@ void describe(ehc_operator& out, const Operator& op) {
     out.attributes.push_back(describe_attribute(out, spec, params.data()));
   }
   for (const Implementation& impl : op.implementations) {
-    out.implementations.push_back(
-        {.name = keep(out, impl.name),
-         .device_type = impl.device == Device::cpu ? EHC_HOST : EHC_CUDA});
+    out.implementations.push_back({.name = keep(out, impl.name),
+                                   .device_type = impl.device == Device::cpu ? EHC_HOST : EHC_CUDA,
+                                   .uses_workspace = impl.workspace != nullptr});
   }
   out.info = {.name = keep(out, schema.name),
               .section = keep(out, schema.section),
