@@ -109,6 +109,19 @@ class Operator:
             return tuple(framework_of(_first(inputs)).finished(a, _first(inputs)) for a in made)
         return self._called(title, inputs, attributes, out, stream, workspace, names)
 
+    def fill(self, title: str, inputs: tuple, attributes: tuple, out: tuple) -> None:
+        """Runs it into `out`, which is None for what this call does not make. The inputs are arrays of
+        a framework whose stream the binding sees."""
+        try:
+            self._run(inputs, attributes, out, None, None)
+        except _Refused as error:
+            raise error.translated(title, _NO_NAMES) from None
+        except BufferError as error:
+            raise errors.DTypeError(f"{title}: {error}") from None
+        finally:
+            if log is not None:
+                log.extend(str(library().take_log()).splitlines())
+
     def _called(self, title, inputs, attributes, out, stream, workspace, names) -> tuple:
         try:
             made = self._completed(inputs, attributes, out)

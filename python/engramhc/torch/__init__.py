@@ -31,3 +31,4 @@ from .mhc import (
     mhc_reduce_partials_and_rmsnorm,
     sinkhorn_normalize,
 )
+from .recompute import RecomputePlan, mhc_multilayer_recompute, mhc_recompute_plan

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ._call import ShapeError
+from engramhc.errors import ArgumentError
 
 _on_device: dict = {}
 
@@ -53,7 +53,7 @@ def layer_position(layout, layer):
     if layer_ids is None:
         layer_ids = range(len(layout.multipliers))
     if layer not in layer_ids:
-        raise ShapeError(
+        raise ArgumentError(
             f"engram_hash_ids: argument 'layer': expected one of {list(layer_ids)}, got {layer}"
         )
     return list(layer_ids).index(layer)

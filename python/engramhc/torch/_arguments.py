@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._call import find_preset
+from ._presets import find_preset
 
 MIX = ("rms_eps", "pre_eps", "post_mult", "repeat", "sinkhorn_eps")
 

@@ -10,34 +10,40 @@ import torch
 from engramhc.reference import REFERENCE
 from engramhc.reference.dtypes import Tensor, unrounded
 
+allowed = [False]
 
-def takes(inputs) -> bool:
-    """Whether these inputs are fp64 tensors of the CPU."""
-    return any(
+
+def takes(tensors) -> bool:
+    """Whether a call with these tensors is for the reference."""
+    return allowed[0] and any(
         isinstance(t, torch.Tensor) and t.dtype is torch.float64 and t.device.type == "cpu"
-        for t in inputs.values()
+        for t in tensors
     )
 
 
-def made(op, inputs, attrs, outputs):
-    results = _reference(op, inputs, attrs)
-    for name, result in results.items():
-        if name in outputs:
-            outputs[name].copy_(result)
-        else:
+def made(op, inputs, attributes, outputs) -> dict[str, torch.Tensor]:
+    """All outputs by name; those given are written."""
+    outputs = dict(outputs)
+    for name, result in _reference(op, inputs, attributes).items():
+        if outputs.get(name) is None:
             outputs[name] = result
+        else:
+            outputs[name].copy_(result)
     return outputs
 
 
-def run(op, inputs, outputs, attrs) -> None:
-    made(op, inputs, attrs, outputs)
+def fill(op, inputs, outputs, attributes) -> None:
+    made(op, inputs, attributes, outputs)
 
 
-def _reference(op, inputs, attrs):
-    given = {name: _tagged(t) for name, t in inputs.items() if t is not None}
-    attrs = {name: value for name, value in attrs.items() if value is not None}
+def _reference(op, inputs, attributes):
+    from . import _call
+
+    known = _call.table(op)
+    given = {name: _tagged(inputs[name]) for name in known.inputs if inputs.get(name) is not None}
+    values = {n: attributes[n] for n in known.attributes if attributes.get(n) is not None}
     with unrounded():
-        results = REFERENCE[op](given, attrs)
+        results = REFERENCE[op](given, values)
     return {name: torch.from_numpy(result.data.copy()) for name, result in results.items()}
 
 

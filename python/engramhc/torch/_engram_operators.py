@@ -104,11 +104,10 @@ gather = Operator(
 # --- gate -----------------------------------------------------------------------------------------
 
 
-def gate_new(t, a):
+def gate_keep(t, a):
     residual = t["residual"]
     options = {"dtype": wide(residual), "device": residual.device}
     return {
-        "out": like(residual),
         **{name: torch.empty(residual.shape[:-1], **options) for name in STATISTICS},
         "weight_fused": torch.empty(residual.shape[-2:], **options),
     }
@@ -182,7 +181,8 @@ gate = Operator(
     constant="image_token_mask",
     weights="weight_hidden weight_embed",
     lead=2,
-    new=gate_new,
+    new=lambda t, a: {"out": like(t["residual"])},
+    keep=gate_keep,
     compute=gate_compute,
     backward=gate_backward,
     names=NAMES,

@@ -21,9 +21,10 @@ def row_of(streams) -> torch.Tensor:
     return streams.new_empty(streams.shape[:-2] + streams.shape[-1:])
 
 
-def coefficients(streams, n, *names) -> dict[str, torch.Tensor]:
-    """[T, n] of the names, and [T, n, n] of those that begin with comb."""
-    lead, dtype, device = streams.shape[:-2], wide(streams), streams.device
+def coefficients(streams, *names) -> dict[str, torch.Tensor]:
+    """[T, n] of the names, and [T, n, n] of those that have comb in theirs."""
+    lead, n = streams.shape[:-2], streams.shape[-2]
+    dtype, device = wide(streams), streams.device
     return {
         name: torch.empty(
             (*lead, n, n) if "comb" in name else (*lead, n), dtype=dtype, device=device
@@ -32,9 +33,10 @@ def coefficients(streams, n, *names) -> dict[str, torch.Tensor]:
     }
 
 
-def mix_state(streams, n, width, prefix="") -> dict[str, torch.Tensor]:
+def mix_state(streams, fn, prefix="") -> dict[str, torch.Tensor]:
     """What a forward saves of the mixes for its backward."""
-    lead, dtype, device = streams.shape[:-2], wide(streams), streams.device
+    lead, n, width = streams.shape[:-2], streams.shape[-2], fn.shape[0]
+    dtype, device = wide(streams), streams.device
     return {
         prefix + "pre": torch.empty((*lead, n), dtype=dtype, device=device),
         prefix + "mixes": torch.empty((*lead, width), dtype=dtype, device=device),
@@ -182,12 +184,11 @@ head_mix = Operator(
 
 def pre_new(t, a):
     residual = t["residual"]
-    n, width = residual.shape[-2], t["fn"].shape[0]
-    return {
-        "layer_input": row_of(residual),
-        **coefficients(residual, n, "post", "comb"),
-        **mix_state(residual, n, width),
-    }
+    return {"layer_input": row_of(residual), **coefficients(residual, "post", "comb")}
+
+
+def pre_keep(t, a):
+    return mix_state(t["residual"], t["fn"])
 
 
 pre = Operator(
@@ -200,6 +201,7 @@ pre = Operator(
     accumulates="residual",
     lead=2,
     new=pre_new,
+    keep=pre_keep,
     compute="mhc.pre_fwd",
     backward="mhc.pre_bwd",
     names=MIX_NAMES,
@@ -221,13 +223,25 @@ head = Operator(
 
 def seam_new(t, a):
     residual = t["residual"]
-    n, width = residual.shape[-2], t["fn"].shape[0]
     return {
         "new_residual": like(residual),
         "layer_input": row_of(residual),
-        **coefficients(residual, n, "next_post", "next_comb"),
-        **mix_state(residual, n, width, "next_"),
+        **coefficients(residual, "next_post", "next_comb"),
     }
+
+
+def seam_keep(t, a):
+    return mix_state(t["residual"], t["fn"], "next_")
+
+
+def seam_delayed_new(t, a):
+    return {**seam_new(t, a), **coefficients(t["residual"], "next_pre")}
+
+
+def seam_delayed_keep(t, a):
+    state = seam_keep(t, a)
+    del state["next_pre"]  # an output
+    return state
 
 
 SEAM_STATE = "next_pre next_mixes next_mul next_sqr next_comb_logits next_comb new_residual"
@@ -241,6 +255,7 @@ seam = Operator(
     weights=MIX_WEIGHTS,
     lead=1,
     new=seam_new,
+    keep=seam_keep,
     compute="mhc.seam_classic_fwd",
     backward="mhc.seam_classic_bwd",
     names=MIX_NAMES,
@@ -254,7 +269,8 @@ seam_delayed = Operator(
     attributes=PROJECTION,
     weights=MIX_WEIGHTS,
     lead=1,
-    new=seam_new,
+    new=seam_delayed_new,
+    keep=seam_delayed_keep,
     compute="mhc.seam_single_pass_fwd",
     backward="mhc.seam_single_pass_bwd",
     names={**MIX_NAMES, "pre": "pre_mix"},
@@ -263,15 +279,20 @@ seam_delayed = Operator(
 
 def broadcast_new(t, a):
     hidden = t["hidden"]
-    width = t["fn"].shape[0]
     n = t["fn"].shape[1] // hidden.shape[-1]
     residual = hidden.new_empty((*hidden.shape[:-1], n, hidden.shape[-1]))
     return {
         "residual": residual,
         "layer_input": like(hidden),
-        **coefficients(residual, n, "post", "comb"),
-        **mix_state(residual, n, width),
+        **coefficients(residual, "pre", "post", "comb"),
     }
+
+
+def broadcast_keep(t, a):
+    n = t["fn"].shape[1] // t["hidden"].shape[-1]
+    state = mix_state(t["hidden"].unsqueeze(-2).expand(*t["hidden"].shape[:-1], n, -1), t["fn"])
+    del state["pre"]  # an output
+    return state
 
 
 broadcast = Operator(
@@ -283,6 +304,7 @@ broadcast = Operator(
     weights=MIX_WEIGHTS,
     lead=1,
     new=broadcast_new,
+    keep=broadcast_keep,
     compute="mhc.seam_broadcast_fwd",
     backward="mhc.seam_broadcast_bwd",
     names={**MIX_NAMES, "hidden": "x"},

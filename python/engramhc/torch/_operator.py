@@ -11,8 +11,9 @@ from typing import Callable
 
 import torch
 
+from engramhc.errors import DTypeError, Error, UnsupportedError
+
 from . import _call, _parameters
-from ._call import Error, UnsupportedError
 
 LIBRARY = torch.library.Library("ehc", "DEF")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -62,7 +63,8 @@ class Operator:
     forward_only  inputs and attributes that the operator `backward` does not have
     lead        rank of the first input without leading dimensions
     names       of tensors and attributes in the Python signature, where they differ
-    new         (t, a) -> the outputs and the saved, uninitialised, by name
+    new         (t, a) -> the outputs, uninitialised, by name
+    keep        (t, a) -> the saved that are not outputs, likewise
     compute     (t, a, out) fills them; the name of an operator of the library runs that
     backward    (g, t, a, targets) -> gradients by input name; the name of an operator runs that.
                 g holds the gradients of outputs (None: zeros), t inputs and saved together
@@ -75,6 +77,7 @@ class Operator:
         inputs: str,
         outputs: str,
         new: Callable,
+        keep: Callable | None = None,
         compute: str | Callable,
         backward: str | Callable | None = None,
         attributes: str = "",
@@ -101,7 +104,7 @@ class Operator:
         self.forward_only = frozenset(forward_only.split())
         self.accumulates = frozenset(accumulates.split())
         self.names = names or {}
-        self.new = new
+        self.new, self.keep = new, keep
         self.compute = compute if callable(compute) else self._forward_of(compute)
         self.checked_by = None if callable(compute) else compute
         if isinstance(backward, str):
@@ -168,20 +171,27 @@ class Operator:
     def made(self, t, a, save) -> dict[str, torch.Tensor]:
         """All outputs by name, computed."""
         try:
-            out = self.new(t, a)
+            out = self.empty(t, a, save)
         except (IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             self.refuse(t, a, error)
-        if not save:
-            for name in self.hidden:
-                del out[name]
         self.compute(t, a, out)
+        return out
+
+    def empty(self, t, a, save) -> dict[str, torch.Tensor]:
+        """All outputs by name, uninitialised."""
+        out = self.new(t, a)
+        if save and self.keep is not None:
+            out.update(self.keep(t, a))
         return out
 
     def refuse(self, t, a, error):
         """Lets the library say what is wrong with arguments that no output can be made for."""
         for name, tensor in t.items():
             if not isinstance(tensor, torch.Tensor) and (tensor is not None or name not in self.optional):
-                raise _call.not_a_tensor(self.name, name, tensor) from error
+                got = "none" if tensor is None else type(tensor).__name__
+                raise DTypeError(
+                    f"{self.name}: tensor '{name}': expected a torch.Tensor, got {got}"
+                ) from error
         if self.checked_by is not None:
             _call.run(self.checked_by, t, {}, a)
         raise error
@@ -296,11 +306,7 @@ class Operator:
 
     def _fake(self, *arguments):
         t, a, save = self._split(arguments)
-        out = self.new(t, a)
-        if not save:
-            for name in self.hidden:
-                del out[name]
-        return self._row(t, out)
+        return self._row(t, self.empty(t, a, save))
 
     def _row(self, t, out):
         """The outputs in order; an empty tensor stands for one that was not asked for."""

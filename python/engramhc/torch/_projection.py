@@ -8,7 +8,7 @@ import torch
 
 from ._call import made, run
 from ._mhc_operators import added, or_zeros
-from ._operator import Operator, wide
+from ._operator import Operator, like, wide
 
 
 def merged(t):
@@ -59,7 +59,7 @@ def project_backward(grad_mul, grad_sqr, t, a, targets):
             "norm_weight",
         )
         return {"residual": got["grad_residual"].view(x.shape), **weights}
-    out = {"grad_residual": torch.empty_like(inputs["residual"])}
+    out = {"grad_residual": like(inputs["residual"])}
     fn_target = targets.get("fn")
     if fn_target is not None and fn_target.dtype is fn.dtype and fn_target.is_contiguous():
         inputs["grad_fn_acc"] = out["grad_fn"] = fn_target
@@ -120,13 +120,13 @@ def flat_partials(parts):
 
 
 def reduce_new(t, a):
+    return {"mixes": t["mul_partial"].new_empty(t["mul_partial"].shape[1:])}
+
+
+def reduce_keep(t, a):
     mul = t["mul_partial"]
-    lead, width = mul.shape[1:-1], mul.shape[-1]
-    return {
-        "mixes": mul.new_empty((*lead, width)),
-        "mul": mul.new_empty((math.prod(lead), width)),
-        "sqr": mul.new_empty((math.prod(lead),)),
-    }
+    tokens = math.prod(mul.shape[1:-1])
+    return {"mul": mul.new_empty((tokens, mul.shape[-1])), "sqr": mul.new_empty((tokens,))}
 
 
 def reduce_compute(t, a, out):
@@ -162,6 +162,7 @@ reduce_partials = Operator(
     saved="mul sqr",
     attributes="k:int norm_eps:float rms:str",
     new=reduce_new,
+    keep=reduce_keep,
     compute=reduce_compute,
     backward=reduce_backward,
     names={"mul_partial": "mul", "sqr_partial": "sqrsum", "norm_eps": "eps"},
@@ -172,12 +173,13 @@ reduce_partials = Operator(
 
 def norm_fn_new(t, a):
     x, width = t["residual"], t["fn"].shape[0]
-    lead, options = x.shape[:-2], {"dtype": wide(x), "device": x.device}
-    return {
-        "mixes": torch.empty((*lead, width), **options),
-        "mul": torch.empty((math.prod(lead), width), **options),
-        "sqr": torch.empty((math.prod(lead),), **options),
-    }
+    return {"mixes": torch.empty((*x.shape[:-2], width), dtype=wide(x), device=x.device)}
+
+
+def norm_fn_keep(t, a):
+    x, width = t["residual"], t["fn"].shape[0]
+    tokens, options = math.prod(x.shape[:-2]), {"dtype": wide(x), "device": x.device}
+    return {"mul": torch.empty((tokens, width), **options), "sqr": torch.empty((tokens,), **options)}
 
 
 def norm_fn_compute(t, a, out):
@@ -208,6 +210,7 @@ norm_fn = Operator(
     weights="fn norm_weight",
     lead=2,
     new=norm_fn_new,
+    keep=norm_fn_keep,
     compute=norm_fn_compute,
     backward=norm_fn_backward,
     names={"norm_eps": "rms_eps", "splits": "n_splits"},

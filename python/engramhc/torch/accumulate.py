@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._call import AliasError
+from engramhc.errors import AliasError
 
 
 class GradAccumulator:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 
+from engramhc.errors import ShapeError, UnsupportedError
+
 from . import _engram_operators as ops
 from ._addressing import columns_of, sequence_borders, token_table
-from ._call import ShapeError, UnsupportedError
 from ._operator import records
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import torch
 
+from engramhc.errors import UnsupportedError
+
 from . import _mhc_operators as ops
 from . import _projection as projection
 from ._arguments import MhcMix, constants, per_stream, same_type
 from ._bias import add_bias
-from ._call import UnsupportedError
 from ._operator import records
 
 
@@ -353,10 +354,11 @@ def mhc_pre_delayed(
     source = residual if x is None else x.unsqueeze(-2)
     n = residual.shape[-2] if residual is not None else fn_streams(fn)
     pre, mix = _mixes(source, fn, scale, base, norm_weight, n, rules, rms, precision)
-    if pre_mix is not None:
-        row = mhc_pre_apply_mix(residual, pre_mix)
-    else:
+    if pre_mix is None:
         row = x if residual is None else residual.select(-2, 0)
+        row = row.clone(memory_format=torch.contiguous_format)
+    else:
+        row = mhc_pre_apply_mix(residual, pre_mix)
     eps = _layer_norm_eps(name, layer_norm_weight, layer_norm_eps)
     return _layer_norm(row, layer_norm_weight, eps), mix, pre
 
