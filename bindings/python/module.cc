@@ -166,6 +166,9 @@ int guarded(Function function, int32_t least, const TVMFFIAny* values, int32_t c
   TVM_FFI_SAFE_CALL_END();
 }
 
+// Texts are bytes, since strings are failures.
+tvm::ffi::Any bytes(const std::string& text) { return tvm::ffi::Bytes(text.data(), text.size()); }
+
 tvm::ffi::Any set_implementation(Values values) {
   const int64_t position = integer(values[0], "op");
   operator_at(position);
@@ -178,7 +181,7 @@ tvm::ffi::Any set_log_on(Values values) {
   return {};
 }
 
-tvm::ffi::Any take_log_lines(Values) { return tvm::ffi::String(take_log()); }
+tvm::ffi::Any take_log_lines(Values) { return bytes(take_log()); }
 
 tvm::ffi::Any set_threads(Values values) {
   const int64_t count = integer(values[0], "threads");
@@ -187,11 +190,11 @@ tvm::ffi::Any set_threads(Values values) {
 }
 
 tvm::ffi::Any get_threads(Values) { return num_threads(); }
-tvm::ffi::Any describe(Values) { return tvm::ffi::String(tables_json()); }
+tvm::ffi::Any describe(Values) { return bytes(tables_json()); }
 
 tvm::ffi::Any json_or_failure(const char* text) {
   if (text == nullptr) throw Failure(EHC_INTERNAL, ehc_last_error());
-  return tvm::ffi::String(text);
+  return bytes(text);
 }
 tvm::ffi::Any build_info(Values) { return json_or_failure(ehc_build_info()); }
 tvm::ffi::Any device_info(Values) { return json_or_failure(ehc_device_info()); }

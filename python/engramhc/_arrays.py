@@ -24,32 +24,72 @@ DTYPES = {
     1 << 8 | 8: "U8",
     6 << 8 | 8: "BOOL",
 }
-_NUMPY = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
+_NAMES = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "I64": "int64",
+    "I32": "int32",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
-# Types that NumPy has by ml_dtypes only, and its names there.
-_EXTENSIONS = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}
-_EXTENSION_NAMES = {name: dtype for dtype, name in _EXTENSIONS.items()}
+_BY_NAME = {name: dtype for dtype, name in _NAMES.items()}
+_EXTENSIONS = ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu")  # NumPy has them by ml_dtypes
+
+
+def _numpy_dtype(dtype: str) -> np.dtype:
+    name = _NAMES[dtype]
+    if name not in _EXTENSIONS:
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ImportError(f"NumPy arrays of {dtype} need the package ml_dtypes") from None
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+class _Dtypes(dict):
+    """NumPy's types by their names here, found on first use."""
+
+    def __missing__(self, dtype: str) -> np.dtype:
+        self[dtype] = found = _numpy_dtype(dtype)
+        return found
 
 
 class NumpyArrays:
-    is_foreign = False
+    is_foreign = False  # the binding sees the current stream and can write the arrays
+    _module: Any = np
+    _dtypes = _Dtypes()
 
-    @staticmethod
-    def empty(dtype: str, shape: tuple[int, ...], like: Any) -> np.ndarray:
-        return np.empty(shape, _NUMPY.get(dtype) or _extension(dtype))
+    def empty(self, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
+        return np.empty(shape, self._dtypes[dtype])
 
-    @staticmethod
-    def stream(stream: int | None, like: Any) -> Any:
-        return contextlib.nullcontext(None)
+    def make(self, function: str, *args: Any, dtype: str, like: Any) -> Any:
+        """`arange`, `eye`, `zeros` or `ones`."""
+        return getattr(self._module, function)(*args, dtype=self._dtypes[dtype])
 
-    @staticmethod
-    def finished(array: Any, like: Any) -> Any:
+    def array(self, values: Any, dtype: str, like: Any) -> Any:
+        """Of nested lists."""
+        return self._module.asarray(values, dtype=self._dtypes[dtype])
+
+    def cast(self, array: Any, dtype: str) -> Any:
+        return array.astype(self._dtypes[dtype])
+
+    def stack(self, arrays: Any) -> Any:
+        return self._module.stack(arrays)
+
+    def broadcast(self, array: Any, shape: tuple[int, ...]) -> Any:
+        return np.lib.stride_tricks.as_strided(
+            array, shape, (0,) * (len(shape) - array.ndim) + array.strides
+        )  # broadcast_to would make it read-only, which DLPack does not describe
+
+    @contextlib.contextmanager
+    def stream(self, stream: int | None, like: Any) -> Iterator[int | None]:
+        yield None
+
+    def finished(self, array: Any, like: Any) -> Any:
         return array
 
 
@@ -59,55 +99,63 @@ class TorchArrays:
     is_foreign = False
 
     def __init__(self) -> None:
-        self._torch = torch = sys.modules["torch"]
+        self._module = torch = sys.modules["torch"]
         self._empty = torch.empty
-        self._dtypes = {
-            "F32": torch.float32,
-            "F16": torch.float16,
-            "BF16": torch.bfloat16,
-            "F8_E4M3": torch.float8_e4m3fn,
-            "F8_E8M0": torch.float8_e8m0fnu,
-            "I64": torch.int64,
-            "I32": torch.int32,
-            "U8": torch.uint8,
-            "BOOL": torch.bool,
-        }
+        self._dtypes = {dtype: getattr(torch, name) for dtype, name in _NAMES.items()}
 
     def empty(self, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
         return self._empty(shape, dtype=self._dtypes[dtype], device=like.device)
 
+    def make(self, function: str, *args: Any, dtype: str, like: Any) -> Any:
+        return getattr(self._module, function)(*args, dtype=self._dtypes[dtype], device=like.device)
+
+    def array(self, values: Any, dtype: str, like: Any) -> Any:
+        return self._module.as_tensor(values, dtype=self._dtypes[dtype], device=like.device)
+
+    def cast(self, array: Any, dtype: str) -> Any:
+        return array.to(self._dtypes[dtype])
+
+    def stack(self, arrays: Any) -> Any:
+        return self._module.stack(tuple(arrays))
+
+    def broadcast(self, array: Any, shape: tuple[int, ...]) -> Any:
+        return array.expand(shape)
+
     @contextlib.contextmanager
-    def stream(self, stream: int | None, like: Any) -> Iterator[None]:
-        """Memory made inside belongs to the stream too; the binding then asks for the current one."""
-        if not like.is_cuda or stream is None:
+    def stream(self, stream: int | None, like: Any) -> Iterator[int | None]:
+        """Makes it the current one, so that memory made inside belongs to it; the binding asks."""
+        if stream is None or not like.is_cuda:
             yield None
             return
-        cuda = self._torch.cuda
+        cuda = self._module.cuda
         with cuda.device(like.device), cuda.stream(cuda.ExternalStream(stream, like.device)):
             yield None
 
-    @staticmethod
-    def finished(array: Any, like: Any) -> Any:
+    def finished(self, array: Any, like: Any) -> Any:
         return array
 
 
-class ForeignArrays:
-    """A framework whose current stream the binding does not see: CuPy, or one with an array
-    namespace like JAX, whose arrays are made from NumPy's since they cannot be written."""
+class ForeignArrays(NumpyArrays):
+    """A framework whose current stream the binding does not see: CuPy; or one with an array
+    namespace like JAX, whose arrays cannot be written and are made from NumPy's."""
 
     is_foreign = True
 
     def __init__(self, kind: type) -> None:
         self._name = kind.__module__.partition(".")[0]
         self._cupy = sys.modules["cupy"] if self._name == "cupy" else None
+        self._module = self._cupy or np
 
     def empty(self, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
         if self._cupy is not None:
             with like.device:
-                return self._cupy.empty(shape, _NUMPY.get(dtype) or _extension(dtype))
+                return self._cupy.empty(shape, self._dtypes[dtype])
         if like.__dlpack_device__()[0] != _HOST:
             raise UnsupportedError(f"arrays of {self._name} on a device need `out=`")
-        return np.empty(shape, _NUMPY.get(dtype) or _extension(dtype))
+        return np.empty(shape, self._dtypes[dtype])
+
+    def broadcast(self, array: Any, shape: tuple[int, ...]) -> Any:
+        return self._module.broadcast_to(array, shape)
 
     @contextlib.contextmanager
     def stream(self, stream: int | None, like: Any) -> Iterator[int | None]:
@@ -128,14 +176,6 @@ class ForeignArrays:
         return like.__array_namespace__().asarray(array)
 
 
-def _extension(dtype: str) -> np.dtype:
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise ImportError(f"NumPy arrays of {dtype} need the package ml_dtypes") from None
-    return np.dtype(getattr(ml_dtypes, _EXTENSIONS[dtype]))
-
-
 _FRAMEWORKS: dict[type, Any] = {np.ndarray: NumpyArrays()}
 
 
@@ -146,25 +186,28 @@ def framework_of(array: Any) -> Any:
         return _FRAMEWORKS[kind]
     except KeyError:
         pass
-    if isinstance(array, np.ndarray):
-        found = _FRAMEWORKS[np.ndarray]
-    elif any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in kind.__mro__):
-        found = TorchArrays()
-    elif hasattr(kind, "__dlpack__"):
+    if any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in kind.__mro__):
+        found: Any = TorchArrays()
+    elif hasattr(kind, "__dlpack__") and not isinstance(array, np.ndarray):
         found = ForeignArrays(kind)
-    else:
-        found = _FRAMEWORKS[np.ndarray]  # the call itself will say that it is no array
+    else:  # NumPy's, or none at all, which the call itself will say
+        found = _FRAMEWORKS[np.ndarray]
     _FRAMEWORKS[kind] = found
     return found
+
+
+def dtype_of(array: Any) -> str | None:
+    """ "BF16" and so on; None for types that no operator takes."""
+    return _BY_NAME.get(str(getattr(array, "dtype", "")).rpartition(".")[2])
 
 
 def bits_of(value: Any) -> Any:
     """An array of one of ml_dtypes' types as its bits and the name of the type; lists likewise."""
     if isinstance(value, (list, tuple)):
         return tuple(map(bits_of, value))
-    if isinstance(value, np.ndarray) and value.dtype.name in _EXTENSION_NAMES:
+    if isinstance(value, np.ndarray) and value.dtype.name in _EXTENSIONS:
         bits = np.uint16 if value.dtype.itemsize == 2 else np.uint8
-        return value.view(bits), _EXTENSION_NAMES[value.dtype.name]
+        return value.view(bits), _BY_NAME[value.dtype.name]
     return value
 
 

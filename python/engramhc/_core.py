@@ -12,8 +12,9 @@ import functools
 import json
 import os
 import pathlib
+import threading
 import types
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import numpy as np
 
@@ -30,6 +31,7 @@ _NO_NAMES: Mapping[str, str] = types.MappingProxyType({})
 Layout = tuple[str, tuple[int, ...]]  # ("BF16", (3, 4))
 
 log: list[str] | None = None  # lines of `engramhc.verbose`
+_measured = threading.local()  # .sizes: bytes of workspace of calls that are measured, not made
 
 
 def _library_path() -> pathlib.Path:
@@ -134,7 +136,7 @@ class Operator:
             return self._by_bits(error, title, inputs, attributes, out, stream, workspace, names)
         finally:
             if log is not None:
-                log.extend(str(library().take_log()).splitlines())
+                log.extend(library().take_log().decode().splitlines())
         return made
 
     def infer(
@@ -151,25 +153,13 @@ class Operator:
         except _Refused as error:
             raise error.translated(title, names) from None
 
-    def workspace_bytes(
-        self,
-        title: str,
-        inputs: tuple,
-        attributes: tuple = (),
-        out: tuple | None = None,
-        names: Mapping[str, str] = _NO_NAMES,
-    ) -> int:
-        """Bytes of scratch memory for a call with these arrays."""
-        try:
-            made = self._completed(inputs, attributes, out)
-            result = library().workspace_bytes(self.position, None, *inputs, *made, *attributes)
-            if isinstance(result, str):
-                raise _Refused(result)
-            return result
-        except _Refused as error:
-            raise error.translated(title, names) from None
-
     def _run(self, inputs, attributes, made, stream, workspace) -> None:
+        if hasattr(_measured, "sizes"):
+            size = library().workspace_bytes(self.position, None, *inputs, *made, *attributes)
+            if isinstance(size, str):
+                raise _Refused(size)
+            _measured.sizes.append(size)
+            return
         result = self._call(self.position, stream, workspace, *inputs, *made, *attributes)
         if type(result) is int:  # bytes of workspace on CUDA, where memory is the framework's
             like = _first(inputs)
@@ -281,12 +271,23 @@ def _problem(value: Any) -> str | None:
     return None
 
 
+def workspace_size(function: Callable, *args: Any, **kwargs: Any) -> int:
+    """Bytes of scratch memory that a call needs. Outputs are allocated, nothing runs."""
+    _measured.sizes = []
+    try:
+        function(*args, **kwargs)
+        return max(_measured.sizes, default=0)
+    finally:
+        del _measured.sizes
+
+
 @functools.cache
 def _operators() -> dict[str, Operator]:
-    tables = json.loads(str(library().tables()))
+    tables = json.loads(library().tables())
     return {table["name"]: Operator(i, table) for i, table in enumerate(tables)}
 
 
+@functools.cache
 def operator(name: str) -> Operator:
     """The operator of a table's name, "mhc.post_fwd"."""
     return _operators()[name]
@@ -294,3 +295,14 @@ def operator(name: str) -> Operator:
 
 def operators() -> list[Operator]:
     return list(_operators().values())
+
+
+_forced: dict[str, str] = {}
+
+
+def force(op: Operator, implementation: str) -> str:
+    """Restricts an operator to an implementation, "" to any; returns what it was restricted to."""
+    checked(library().set_implementation(op.position, implementation))
+    before = _forced.get(op.name, "")
+    _forced[op.name] = implementation
+    return before
