@@ -8,9 +8,6 @@ import torch
 
 from ._presets import find_preset
 
-MIX = ("rms_eps", "pre_eps", "post_mult", "repeat", "sinkhorn_eps")
-
-
 class MhcMix(NamedTuple):
     """How a layer's output goes back into the streams."""
 
@@ -18,18 +15,31 @@ class MhcMix(NamedTuple):
     comb: torch.Tensor  # [..., n, n], [input stream, output stream]
 
 
-def constants(name, preset, convention, given):
-    """The constants of the mixes by the library's names, from keywords and then from the preset."""
+def constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps):
+    """The constants of the mixes in the library's order, from keywords and then from the preset."""
     if preset is not None:
         preset = find_preset(preset)
-        given = {k: getattr(preset, k) if v is None else v for k, v in given.items()}
+        rms_eps = preset.rms_eps if rms_eps is None else rms_eps
+        pre_eps = preset.pre_eps if pre_eps is None else pre_eps
+        post_mult = preset.post_mult if post_mult is None else post_mult
+        repeat = preset.repeat if repeat is None else repeat
+        sinkhorn_eps = preset.sinkhorn_eps if sinkhorn_eps is None else sinkhorn_eps
         convention = convention or preset.convention
-    for key, value in given.items():
-        if value is None:
-            raise TypeError(f"{name}() missing required keyword-only argument: '{key}' (or preset=)")
-    given["norm_eps"] = given.pop("rms_eps")
-    given["convention"] = convention or "deepseek"
-    return given
+    elif None in (rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps):
+        given = {
+            "rms_eps": rms_eps,
+            "pre_eps": pre_eps,
+            "post_mult": post_mult,
+            "repeat": repeat,
+            "sinkhorn_eps": sinkhorn_eps,
+        }
+        missing = next(key for key, value in given.items() if value is None)
+        raise TypeError(f"{name}() missing required keyword-only argument: '{missing}' (or preset=)")
+    return rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps, convention or "deepseek"
+
+
+def missing_eps(name):
+    return TypeError(f"{name}() missing keyword-only argument: 'layer_norm_eps', with layer_norm_weight")
 
 
 def per_stream(coefficients, residual):

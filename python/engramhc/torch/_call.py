@@ -29,6 +29,37 @@ class Table:
 table = functools.cache(Table)
 
 
+def fill(op: str, tensors: tuple, values: tuple, out: tuple) -> None:
+    """Runs an operator on tensors and attributes in the order of its table; the last may be left out."""
+    known = table(op)
+    operator = known.operator
+    if len(tensors) < len(known.inputs):
+        tensors += (None,) * (len(known.inputs) - len(tensors))
+    if len(out) < len(known.outputs):
+        out += (None,) * (len(known.outputs) - len(out))
+    try:
+        operator.fill(op, tensors, values, out)
+    except Error:
+        if _double.takes(tensors):
+            return _double.fill(
+                op,
+                dict(zip(known.inputs, tensors)),
+                dict(zip(known.outputs, out)),
+                dict(zip(known.attributes, values)),
+            )
+        copies = with_unit_strides(tensors)
+        if copies is None:
+            raise
+        operator.fill(op, copies, values, out)
+
+
+def infer(op: str, tensors: tuple, values: tuple) -> None:
+    """Lets the library check inputs and attributes, which need not be in memory."""
+    known = table(op)
+    tensors += (None,) * (len(known.inputs) - len(tensors))
+    known.operator.infer(op, tensors, values)
+
+
 def run(op: str, inputs: dict, outputs: dict, attributes: dict) -> None:
     """Runs an operator into the outputs that there are. Entries that its table lacks are ignored."""
     known = table(op)

@@ -21,7 +21,7 @@ compress = Operator(
     outputs="compressed_ids",
     attributes="checked:bool",
     lead=0,
-    new=lambda t, a: {"compressed_ids": t["ids"].new_empty(t["ids"].shape, dtype=torch.int32)},
+    new=lambda ids, *rest: (ids.new_empty(ids.shape, dtype=torch.int32),),
     compute="engram.compress_ids",
     names={"table": "token_map"},
 )
@@ -31,16 +31,17 @@ window = Operator(
     inputs="ids cu_seqlens? history? image_token_mask?",
     outputs="window",
     attributes="max_ngram:int pad_id:int reset_id:int blocking:str",
-    new=lambda t, a: {"window": t["ids"].new_empty((*t["ids"].shape, a["max_ngram"]))},
+    new=lambda ids, borders, history, mask, max_ngram, *rest: (
+        ids.new_empty((*ids.shape, max_ngram)),
+    ),
     compute="engram.window",
 )
 
 
-def hash_new(t, a):
-    window, columns = t["window"], t["offsets"].shape[-1]
-    layers, lead = t["multipliers"].shape[0], window.shape[:-1]
-    shape = (layers, *lead, columns) if a["layout"] == "LTC" else (*lead, layers, columns)
-    return {"indices": window.new_empty(shape, dtype=INDEX_TYPES[a["index_dtype"]])}
+def hash_new(window, multipliers, vocab_sizes, offsets, mask, index_dtype, layout):
+    layers, lead, columns = multipliers.shape[0], window.shape[:-1], offsets.shape[-1]
+    shape = (layers, *lead, columns) if layout == "LTC" else (*lead, layers, columns)
+    return (window.new_empty(shape, dtype=INDEX_TYPES[index_dtype]),)
 
 
 hash_rows = Operator(
@@ -54,10 +55,8 @@ hash_rows = Operator(
 )
 
 
-def gather_new(t, a):
-    indices, table = t["indices"], t["table"]
-    width = indices.shape[-1] * table.shape[-1]
-    return {"embedding": table.new_empty((*indices.shape[:-1], width))}
+def gather_new(indices, table, sparse):
+    return (table.new_empty((*indices.shape[:-1], indices.shape[-1] * table.shape[-1])),)
 
 
 def gather_compute(t, a, out):
@@ -104,13 +103,11 @@ gather = Operator(
 # --- gate -----------------------------------------------------------------------------------------
 
 
-def gate_keep(t, a):
-    residual = t["residual"]
-    options = {"dtype": wide(residual), "device": residual.device}
-    return {
-        **{name: torch.empty(residual.shape[:-1], **options) for name in STATISTICS},
-        "weight_fused": torch.empty(residual.shape[-2:], **options),
-    }
+def gate_keep(residual, kv, key, value, weight_hidden, *rest):
+    """The statistics in one piece of memory, and the fused weight."""
+    lead, n, d = residual.shape[:-2], residual.shape[-2], residual.shape[-1]
+    statistics = weight_hidden.new_empty((4, *lead, n), dtype=wide(residual)).unbind()
+    return (*statistics, weight_hidden.new_empty((n, d), dtype=wide(residual)))
 
 
 def streams_and_rows(t):
@@ -126,7 +123,7 @@ def fused(t, out=None):
 
 
 def gate_compute(t, a, out):
-    weight_fused = out.get("weight_fused")
+    weight_fused = out["weight_fused"]
     if weight_fused is None:
         weight_fused = t["weight_hidden"].new_empty(t["weight_hidden"].shape, dtype=wide(t["residual"]))
     run(
@@ -140,7 +137,7 @@ def gate_compute(t, a, out):
         "eps": a["eps"],
         "clamp": a["clamp"],
         "mode": a["mode"],
-        "save": "dot" in out,
+        "save": out["dot"] is not None,
         "inplace": out["out"] is t["residual"],
     }
     run("engram.gate_fwd", {**streams_and_rows(t), "weight_fused": weight_fused}, outputs, given)
@@ -176,12 +173,12 @@ gate = Operator(
     "engram_gate",
     inputs="...residual ...kv? ...key? ...value? weight_hidden weight_embed ...image_token_mask?",
     outputs="out",
-    saved="dot alpha rstd_residual rstd_key weight_fused",
+    hidden="dot alpha rstd_residual rstd_key weight_fused",
     attributes="eps:float clamp:float mode:str",
     constant="image_token_mask",
     weights="weight_hidden weight_embed",
     lead=2,
-    new=lambda t, a: {"out": like(t["residual"])},
+    new=lambda residual, *rest: (like(residual),),
     keep=gate_keep,
     compute=gate_compute,
     backward=gate_backward,
@@ -205,7 +202,7 @@ short_conv = Operator(
     attributes="dilation:int conv_eps:float",
     constant="cu_seqlens image_token_mask",
     weights="conv_weight conv_norm_weight",
-    new=lambda t, a: {"out": like(t["gated_value"])},
+    new=lambda gated_value, *rest: (like(gated_value),),
     compute="engram.conv_fwd",
     backward="engram.conv_bwd",
     names=CONV_NAMES,
@@ -216,7 +213,7 @@ short_conv_step = Operator(
     inputs=f"{CONV_INPUTS} state",
     outputs="out state",
     attributes="dilation:int conv_eps:float",
-    new=lambda t, a: {"out": like(t["gated_value"]), "state": like(t["state"])},
+    new=lambda *given: (like(given[0]), like(given[5])),
     compute="engram.conv_fwd",
     names=CONV_NAMES,
 )
@@ -235,7 +232,7 @@ layer = Operator(
     constant="cu_seqlens image_token_mask",
     weights="weight_hidden weight_embed conv_weight conv_norm_weight",
     forward_only="rounding",
-    new=lambda t, a: {"out": like(t["residual"])},
+    new=lambda residual, *rest: (like(residual),),
     compute="engram.layer_fwd",
     backward="engram.layer_bwd",
     names=NAMES,
@@ -246,7 +243,7 @@ layer_step = Operator(
     inputs=f"{LAYER_INPUTS} state",
     outputs="out state",
     attributes=LAYER_ATTRIBUTES,
-    new=lambda t, a: {"out": like(t["residual"]), "state": like(t["state"])},
-    compute="engram.layer_fwd",
+    new=lambda *given: (like(given[0]), like(given[10])),
+    compute=lambda t, a, out: run("engram.layer_fwd", t, out, a),
     names=NAMES,
 )

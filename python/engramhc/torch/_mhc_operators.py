@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from . import _call
@@ -21,29 +23,21 @@ def row_of(streams) -> torch.Tensor:
     return streams.new_empty(streams.shape[:-2] + streams.shape[-1:])
 
 
-def coefficients(streams, *names) -> dict[str, torch.Tensor]:
-    """[T, n] of the names, and [T, n, n] of those that have comb in theirs."""
-    lead, n = streams.shape[:-2], streams.shape[-2]
-    dtype, device = wide(streams), streams.device
-    return {
-        name: torch.empty(
-            (*lead, n, n) if "comb" in name else (*lead, n), dtype=dtype, device=device
-        )
-        for name in names
-    }
+def coefficients(lead, n, beside) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, n] and [T, n, n] of the type of a parameter."""
+    return beside.new_empty((*lead, n)), beside.new_empty((*lead, n, n))
 
 
-def mix_state(streams, fn, prefix="") -> dict[str, torch.Tensor]:
-    """What a forward saves of the mixes for its backward."""
-    lead, n, width = streams.shape[:-2], streams.shape[-2], fn.shape[0]
-    dtype, device = wide(streams), streams.device
-    return {
-        prefix + "pre": torch.empty((*lead, n), dtype=dtype, device=device),
-        prefix + "mixes": torch.empty((*lead, width), dtype=dtype, device=device),
-        prefix + "mul": torch.empty((*lead, width), dtype=dtype, device=device),
-        prefix + "sqr": torch.empty(lead, dtype=dtype, device=device),
-        prefix + "comb_logits": torch.empty((*lead, n, n), dtype=dtype, device=device),
-    }
+def mix_state(lead, n, fn, with_pre=True) -> tuple[torch.Tensor, ...]:
+    """pre, mixes, mul, sqr and comb_logits, in one piece of memory."""
+    width = fn.shape[0]
+    tokens = math.prod(lead)
+    shapes = [(*lead, n), (*lead, width), (*lead, width), lead, (*lead, n, n)]
+    sizes = [tokens * n, tokens * width, tokens * width, tokens, tokens * n * n]
+    if not with_pre:
+        shapes, sizes = shapes[1:], sizes[1:]
+    pieces = fn.new_empty(sum(sizes)).split_with_sizes(sizes)
+    return tuple([piece.view(shape) for piece, shape in zip(pieces, shapes)])
 
 
 def or_zeros(gradient, beside, shape):
@@ -70,11 +64,7 @@ expand = Operator(
     outputs="residual",
     attributes="n:int",
     lead=1,
-    new=lambda t, a: {
-        "residual": t["hidden"].new_empty(
-            (*t["hidden"].shape[:-1], a["n"], t["hidden"].shape[-1])
-        )
-    },
+    new=lambda hidden, n: (hidden.new_empty((*hidden.shape[:-1], n, hidden.shape[-1])),),
     compute="mhc.expand_fwd",
     backward="mhc.expand_bwd",
     forward_only="hidden n",
@@ -86,7 +76,7 @@ post = Operator(
     inputs="...layer_output ...residual ...post ...comb",
     outputs="new_residual",
     lead=1,
-    new=lambda t, a: {"new_residual": like(t["residual"])},
+    new=lambda layer_output, residual, post, comb: (like(residual),),
     compute="mhc.post_fwd",
     backward="mhc.post_bwd",
     names={"new_residual": "out"},
@@ -97,7 +87,7 @@ pre_apply = Operator(
     inputs="...residual ...pre",
     outputs="layer_input",
     lead=2,
-    new=lambda t, a: {"layer_input": row_of(t["residual"])},
+    new=lambda residual, pre: (row_of(residual),),
     compute="mhc.pre_apply_fwd",
     backward="mhc.pre_apply_bwd",
     accumulates="residual",
@@ -107,14 +97,10 @@ pre_apply = Operator(
 # --- coefficients ---------------------------------------------------------------------------------
 
 
-def split_new(t, a):
-    mixes, n = t["mixes"], a["n"]
+def split_new(mixes, scale, base, n, *values):
     lead = mixes.shape[:-1]
-    return {
-        "pre": mixes.new_empty((*lead, n)),
-        "post": mixes.new_empty((*lead, n)),
-        "comb_logits": mixes.new_empty((*lead, n, n)),
-    }
+    pre, comb_logits = coefficients(lead, n, mixes)
+    return pre, like(pre), comb_logits
 
 
 def split_compute(t, a, out):
@@ -160,7 +146,7 @@ sinkhorn = Operator(
     outputs="comb",
     attributes="repeat:int eps:float convention:str",
     lead=2,
-    new=lambda t, a: {"comb": like(t["comb_logits"])},
+    new=lambda comb_logits, *values: (like(comb_logits),),
     compute="mhc.sinkhorn_fwd",
     backward="mhc.sinkhorn_bwd",
     names={"comb_logits": "logits"},
@@ -174,7 +160,7 @@ head_mix = Operator(
     forward_only="pre_eps",
     weights="scale base",
     lead=1,
-    new=lambda t, a: {"pre": like(t["mixes"])},
+    new=lambda mixes, *rest: (like(mixes),),
     compute="mhc.head_mix_fwd",
     backward="mhc.head_mix_bwd",
 )
@@ -182,20 +168,20 @@ head_mix = Operator(
 # --- whole sublayers ------------------------------------------------------------------------------
 
 
-def pre_new(t, a):
-    residual = t["residual"]
-    return {"layer_input": row_of(residual), **coefficients(residual, "post", "comb")}
+def pre_new(residual, fn, *rest):
+    return (row_of(residual), *coefficients(residual.shape[:-2], residual.shape[-2], fn))
 
 
-def pre_keep(t, a):
-    return mix_state(t["residual"], t["fn"])
+def pre_keep(residual, fn, *rest):
+    return mix_state(residual.shape[:-2], residual.shape[-2], fn)
 
 
 pre = Operator(
     "mhc_pre",
     inputs="...residual fn scale base norm_weight? layer_norm_weight?",
     outputs="layer_input post comb",
-    saved="pre mixes mul sqr comb_logits comb",
+    hidden="pre mixes mul sqr comb_logits",
+    saved="comb",
     attributes=PROJECTION,
     weights=MIX_WEIGHTS,
     accumulates="residual",
@@ -214,43 +200,28 @@ head = Operator(
     attributes="norm_eps:float rms:str pre_eps:float precision:str",
     weights="fn scale base norm_weight",
     lead=2,
-    new=lambda t, a: {"hidden": row_of(t["residual"])},
+    new=lambda residual, *rest: (row_of(residual),),
     compute="mhc.head_fwd",
     backward="mhc.head_bwd",
     names={**MIX_NAMES, "hidden": "out"},
 )
 
 
-def seam_new(t, a):
-    residual = t["residual"]
-    return {
-        "new_residual": like(residual),
-        "layer_input": row_of(residual),
-        **coefficients(residual, "next_post", "next_comb"),
-    }
+def seam_new(layer_output, residual, post, comb, fn, *rest):
+    post, comb = coefficients(residual.shape[:-2], residual.shape[-2], fn)
+    return like(residual), row_of(residual), post, comb
 
 
-def seam_keep(t, a):
-    return mix_state(t["residual"], t["fn"], "next_")
+def seam_keep(layer_output, residual, post, comb, fn, *rest):
+    return mix_state(residual.shape[:-2], residual.shape[-2], fn)
 
-
-def seam_delayed_new(t, a):
-    return {**seam_new(t, a), **coefficients(t["residual"], "next_pre")}
-
-
-def seam_delayed_keep(t, a):
-    state = seam_keep(t, a)
-    del state["next_pre"]  # an output
-    return state
-
-
-SEAM_STATE = "next_pre next_mixes next_mul next_sqr next_comb_logits next_comb new_residual"
 
 seam = Operator(
     "mhc_fused_post_pre",
     inputs="...layer_output ...residual ...post ...comb fn scale base norm_weight? layer_norm_weight?",
     outputs="new_residual layer_input next_post next_comb",
-    saved=SEAM_STATE,
+    hidden="next_pre next_mixes next_mul next_sqr next_comb_logits",
+    saved="next_comb new_residual",
     attributes=PROJECTION,
     weights=MIX_WEIGHTS,
     lead=1,
@@ -261,11 +232,21 @@ seam = Operator(
     names=MIX_NAMES,
 )
 
+def seam_delayed_new(layer_output, residual, pre, post, comb, fn, *rest):
+    post, comb = coefficients(residual.shape[:-2], residual.shape[-2], fn)
+    return like(residual), row_of(residual), like(post), post, comb
+
+
+def seam_delayed_keep(layer_output, residual, pre, post, comb, fn, *rest):
+    return mix_state(residual.shape[:-2], residual.shape[-2], fn, with_pre=False)
+
+
 seam_delayed = Operator(
     "mhc_fused_post_pre_delayed",
     inputs="...layer_output ...residual ...pre ...post ...comb fn scale base norm_weight? layer_norm_weight?",
-    outputs="new_residual layer_input next_post next_comb next_pre",
-    saved=SEAM_STATE,
+    outputs="new_residual layer_input next_pre next_post next_comb",
+    hidden="next_mixes next_mul next_sqr next_comb_logits",
+    saved="next_pre next_comb new_residual",
     attributes=PROJECTION,
     weights=MIX_WEIGHTS,
     lead=1,
@@ -277,29 +258,23 @@ seam_delayed = Operator(
 )
 
 
-def broadcast_new(t, a):
-    hidden = t["hidden"]
-    n = t["fn"].shape[1] // hidden.shape[-1]
-    residual = hidden.new_empty((*hidden.shape[:-1], n, hidden.shape[-1]))
-    return {
-        "residual": residual,
-        "layer_input": like(hidden),
-        **coefficients(residual, "pre", "post", "comb"),
-    }
+def broadcast_new(hidden, fn, *rest):
+    lead, d = hidden.shape[:-1], hidden.shape[-1]
+    n = fn.shape[1] // d
+    post, comb = coefficients(lead, n, fn)
+    return hidden.new_empty((*lead, n, d)), like(hidden), like(post), post, comb
 
 
-def broadcast_keep(t, a):
-    n = t["fn"].shape[1] // t["hidden"].shape[-1]
-    state = mix_state(t["hidden"].unsqueeze(-2).expand(*t["hidden"].shape[:-1], n, -1), t["fn"])
-    del state["pre"]  # an output
-    return state
+def broadcast_keep(hidden, fn, *rest):
+    return mix_state(hidden.shape[:-1], fn.shape[1] // hidden.shape[-1], fn, with_pre=False)
 
 
 broadcast = Operator(
     "mhc_pre_broadcast",
     inputs="...hidden fn scale base norm_weight? layer_norm_weight?",
     outputs="residual layer_input pre post comb",
-    saved="pre mixes mul sqr comb_logits comb",
+    hidden="mixes mul sqr comb_logits",
+    saved="pre comb",
     attributes=f"{PROJECTION} form:str",
     weights=MIX_WEIGHTS,
     lead=1,

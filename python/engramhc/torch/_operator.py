@@ -11,22 +11,27 @@ from typing import Callable
 
 import torch
 
-from engramhc.errors import DTypeError, Error, UnsupportedError
+from engramhc.errors import DTypeError, Error, ShapeError, UnsupportedError
 
 from . import _call, _parameters
+from ._parameters import fits
 
 LIBRARY = torch.library.Library("ehc", "DEF")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 
+_stack_depth = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+
+
 def traces(tensor) -> bool:
-    """Whether a call must go through the dispatcher."""
+    """Whether a call must go through the dispatcher, or is not one on a tensor at all."""
     return (
         torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or (type(tensor) not in _PLAIN and isinstance(tensor, torch.Tensor))
+        or type(tensor) not in _PLAIN
+        or _stack_depth() > 0
+        or _transform() is not None
     )
 
 
@@ -49,6 +54,14 @@ def like(tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
+def _nothing(*arguments) -> tuple:
+    return ()
+
+
+def _check_traced(operator, tensors, values):
+    pass
+
+
 class Operator:
     """One differentiable function.
 
@@ -56,18 +69,20 @@ class Operator:
                 leading dimensions T (all of these lose and regain a leading dimension together)
     attributes  "name:type" with the types of a torch schema
     outputs     names of the tensors that callers get
-    saved       names of outputs that only a backward needs; visible ones may be among them
+    hidden      names of outputs that only a backward needs
+    saved       names of the outputs that it needs too
     weights     inputs whose gradients are fp32, added to `main_grad` where there is one
     accumulates inputs whose gradient the operator `backward` can add to another
     constant    inputs without a gradient
     forward_only  inputs and attributes that the operator `backward` does not have
     lead        rank of the first input without leading dimensions
     names       of tensors and attributes in the Python signature, where they differ
-    new         (t, a) -> the outputs, uninitialised, by name
-    keep        (t, a) -> the saved that are not outputs, likewise
-    compute     (t, a, out) fills them; the name of an operator of the library runs that
-    backward    (g, t, a, targets) -> gradients by input name; the name of an operator runs that.
-                g holds the gradients of outputs (None: zeros), t inputs and saved together
+    new         (*inputs, *attributes) -> the outputs, uninitialised, in order
+    keep        (*inputs, *attributes) -> the hidden ones likewise
+    compute     (t, a, out) fills the outputs, all by name; or the name of an operator of the library
+                whose inputs, attributes and outputs with the hidden ones are in the same order
+    backward    (g, t, a, targets) -> gradients by input name; or the name of an operator. g holds the
+                gradients of outputs (None: zeros), t inputs, hidden and saved together
     """
 
     def __init__(
@@ -77,10 +92,11 @@ class Operator:
         inputs: str,
         outputs: str,
         new: Callable,
-        keep: Callable | None = None,
+        keep: Callable = _nothing,
         compute: str | Callable,
         backward: str | Callable | None = None,
         attributes: str = "",
+        hidden: str = "",
         saved: str = "",
         weights: str = "",
         constant: str = "",
@@ -96,8 +112,9 @@ class Operator:
         self.leading = tuple(word.startswith("...") for word in words)
         self.lead = lead
         self.outputs = tuple(outputs.split())
+        self.hidden = tuple(hidden.split())
         self.saved = tuple(saved.split())
-        self.hidden = tuple(n for n in self.saved if n not in self.outputs)
+        self.is_single = len(self.outputs) == 1
         self.weights = frozenset(weights.split())
         self.constant = frozenset(constant.split())
         self.types = dict(word.split(":") for word in attributes.split())
@@ -105,38 +122,30 @@ class Operator:
         self.accumulates = frozenset(accumulates.split())
         self.names = names or {}
         self.new, self.keep = new, keep
-        self.compute = compute if callable(compute) else self._forward_of(compute)
-        self.checked_by = None if callable(compute) else compute
+        self.forward = compute if isinstance(compute, str) else None
+        self.compute = compute
         if isinstance(backward, str):
             backward = self._backward_of(backward)
         self.backward = backward
         self.differentiable = tuple(n for n in self.inputs if n not in self.constant)
+        self.kept_names = self.inputs + self.hidden + self.saved
+        self._also = tuple(self.outputs.index(name) for name in self.saved)
+        self._absent = (None,) * len(self.hidden)
         self._define()
 
     # --- calls ----------------------------------------------------------------------------------
 
-    def __call__(self, *tensors, into=None, out=None, **attributes):
+    def __call__(self, tensors, values=(), into=None, out=None):
         """The outputs: one tensor, or a tuple of several.
 
-        `into` is a GradAccumulator; `out` takes the only output, in place where it is an input.
+        `values` are the attributes in order. `into` is a GradAccumulator; `out` takes the only output,
+        in place where it is an input.
         """
         first = tensors[0]
-        if self.lead and isinstance(first, torch.Tensor) and first.dim() == self.lead:
-            lifted = [
-                t.unsqueeze(0) if leads and t is not None else t
-                for t, leads in zip(tensors, self.leading)
-            ]
-            results = self._call(lifted, attributes, into, None if out is None else out.unsqueeze(0))
-            if out is not None:
-                return out
-            if len(self.outputs) == 1:
-                return results.squeeze(0)
-            return tuple(result.squeeze(0) for result in results)
-        return self._call(tensors, attributes, into, out)
-
-    def _call(self, tensors, attributes, into, out):
-        if traces(tensors[0]):
-            return self._trace(tensors, attributes, into, out)
+        if traces(first):
+            return self._trace(tensors, values, into, out)
+        if self.lead and first.dim() == self.lead:
+            return self._lifted(tensors, values, into, out)
         try:
             if self.backward is not None and records(tensors):
                 if out is not None:
@@ -144,108 +153,123 @@ class Operator:
                         f"{self.name}: argument 'out': expected no gradients to be recorded, got an "
                         "input that requires them"
                     )
-                return _Recorded.apply(self, attributes, into, *tensors)
-            t = dict(zip(self.inputs, tensors))
+                return _Recorded.apply(self, values, into, *tensors)
             if out is not None:
-                self.compute(t, attributes, {self.outputs[0]: out})
+                self.fill(tensors, values, (out,), self._absent)
                 return out
-            return self.visible(self.made(t, attributes, False))
+            made = self.empty(self.new, tensors, values)
+            self.fill(tensors, values, made, self._absent)
+            return made[0] if self.is_single else made
         except Error as error:
             raise self.renamed(error) from None
 
-    def _trace(self, tensors, attributes, into, out):
+    def _lifted(self, tensors, values, into, out):
+        """The same with one token more in front of what has leading dimensions."""
+        lifted = tuple(
+            t.unsqueeze(0) if leads and isinstance(t, torch.Tensor) else t
+            for t, leads in zip(tensors, self.leading)
+        )
+        results = self(lifted, values, into, None if out is None else out.unsqueeze(0))
+        if out is not None:
+            return out
+        return results.squeeze(0) if self.is_single else tuple(r.squeeze(0) for r in results)
+
+    def _trace(self, tensors, values, into, out):
+        if not isinstance(tensors[0], torch.Tensor):
+            self.refuse(tensors, values, None)
+        if self.lead and tensors[0].dim() == self.lead:
+            tensors = tuple(
+                t.unsqueeze(0) if leads and t is not None else t
+                for t, leads in zip(tensors, self.leading)
+            )
+            results = self._trace(tensors, values, into, None)
+            results = results.squeeze(0) if self.is_single else tuple(r.squeeze(0) for r in results)
+            return results if out is None else out.copy_(results)
         if into is not None:
             raise UnsupportedError(f"{self.name}: expected no grad_acc under torch.compile, got one")
         save = (records(tensors),) if self.hidden else ()
-        results = self.overload(*tensors, *(attributes[n] for n in self.types), *save)
-        if len(self.outputs) > 1:
+        results = self.overload(*tensors, *values, *save)
+        if not self.is_single:
             return tuple(results[: len(self.outputs)])
         result = results[0] if self.hidden else results
         return result if out is None else out.copy_(result)
 
-    def visible(self, out):
-        if len(self.outputs) == 1:
-            return out[self.outputs[0]]
-        return tuple([out[name] for name in self.outputs])
-
-    def made(self, t, a, save) -> dict[str, torch.Tensor]:
-        """All outputs by name, computed."""
+    def empty(self, function, tensors, values) -> tuple:
+        """What `new` or `keep` makes. Where it cannot, the library says what is wrong."""
         try:
-            out = self.empty(t, a, save)
+            return function(*tensors, *values)
         except (IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            self.refuse(t, a, error)
-        self.compute(t, a, out)
-        return out
+            self.refuse(tensors, values, error)
 
-    def empty(self, t, a, save) -> dict[str, torch.Tensor]:
-        """All outputs by name, uninitialised."""
-        out = self.new(t, a)
-        if save and self.keep is not None:
-            out.update(self.keep(t, a))
-        return out
+    def fill(self, tensors, values, made, kept) -> None:
+        """Computes the outputs and, where they are there, the hidden ones."""
+        if self.forward is not None:
+            if self.hidden:
+                values = (*values, kept is not self._absent)
+            _call.fill(self.forward, tensors, values, made + kept)
+            return
+        out = dict(zip(self.outputs + self.hidden, made + kept))
+        self.compute(dict(zip(self.inputs, tensors)), dict(zip(self.types, values)), out)
 
-    def refuse(self, t, a, error):
-        """Lets the library say what is wrong with arguments that no output can be made for."""
-        for name, tensor in t.items():
+    def refuse(self, tensors, values, error):
+        for name, tensor in zip(self.inputs, tensors):
             if not isinstance(tensor, torch.Tensor) and (tensor is not None or name not in self.optional):
                 got = "none" if tensor is None else type(tensor).__name__
+                name = self.names.get(name, name)
                 raise DTypeError(
                     f"{self.name}: tensor '{name}': expected a torch.Tensor, got {got}"
                 ) from error
-        if self.checked_by is not None:
-            _call.run(self.checked_by, t, {}, a)
+        if self.forward is not None:
+            try:
+                _call.infer(self.forward, tensors, values)
+            except Error as refusal:
+                raise self.renamed(refusal) from error
+        if isinstance(error, (IndexError, AttributeError)):
+            shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(self.inputs, tensors) if t is not None)
+            raise ShapeError(f"{self.name}: expected tensors of more dimensions, got {shapes}") from error
         raise error
 
     def renamed(self, error):
         """The same error with the names of the Python signature."""
         return _call.renamed(error, self.name, self.names)
 
-    # --- default forward and backward -------------------------------------------------------------
+    def also_saved(self, made):
+        return [made[position] for position in self._also]
 
-    def _forward_of(self, op):
-        hidden = self.hidden
-
-        def compute(t, a, out):
-            if hidden:
-                a = {**a, "save": hidden[0] in out}
-            _call.run(op, t, out, a)
-
-        return compute
+    # --- backward ---------------------------------------------------------------------------------
 
     def _backward_of(self, op):
         drop, weights = self.forward_only, self.weights
         adds = weights | self.accumulates
+        differentiated = tuple(n for n in self.inputs if n not in self.constant)
 
         def backward(g, t, a, targets):
             inputs = {f"grad_{name}": gradient for name, gradient in g.items()}
             outputs = {}
-            for name in self.inputs:
+            for name in differentiated:
                 tensor = t[name]
-                if name in self.constant:
-                    continue
                 if tensor is None:
                     continue
                 target = targets.get(name)
-                if target is not None and name in adds and _parameters.fits(target, tensor, name in weights):
+                if target is not None and name in adds and fits(target, tensor, name in weights):
                     inputs[f"grad_{name}_acc"] = outputs[f"grad_{name}"] = target
-                elif name in self.weights:
+                elif name in weights:
                     outputs[f"grad_{name}"] = torch.empty(
                         tensor.shape, dtype=wide(tensor), device=tensor.device
                     )
                 else:
                     outputs[f"grad_{name}"] = like(tensor)
             inputs.update((n, x) for n, x in t.items() if n not in drop)
-            _call.run(op, inputs, outputs, {n: v for n, v in a.items() if n not in drop})
-            return {n: outputs.get(f"grad_{n}") for n in self.differentiable}
+            _call.run(op, inputs, outputs, a)
+            return {n: outputs.get(f"grad_{n}") for n in differentiated}
 
         return backward
 
     def gradients(self, grads, t, a, targets=_parameters.NONE):
         """Gradients of the differentiable inputs in their own types, from those of the outputs."""
-        given = dict(zip(self.outputs, grads))
         if all(gradient is None for gradient in grads):
             return {n: None if t[n] is None else torch.zeros_like(t[n]) for n in self.differentiable}
-        got = self.backward(given, t, a, targets)
+        got = self.backward(dict(zip(self.outputs, grads)), t, a, targets)
         for name in self.weights:
             gradient = got.get(name)
             if gradient is not None and gradient.dtype is not t[name].dtype and name not in targets:
@@ -264,9 +288,12 @@ class Operator:
         self._op(self.name, tensors + scalars + flag, len(made), self._traced, self._fake)
         self.overload = getattr(torch.ops.ehc, self.name).default
         if self.backward is None:
+            torch.library.register_autograd(
+                f"ehc::{self.name}", self._without_backward, setup_context=_no_context, lib=LIBRARY
+            )
             return
         upstream = [f"Tensor? grad_{name}" for name in self.outputs]
-        kept = [f"Tensor? {name}" for name in self.saved]
+        kept = [f"Tensor? {name}" for name in self.hidden + self.saved]
         self._op(
             f"{self.name}_backward",
             upstream + tensors + kept + scalars,
@@ -279,7 +306,7 @@ class Operator:
             f"ehc::{self.name}", self._autograd, setup_context=self._context, lib=LIBRARY
         )
         torch.library.register_autograd(
-            f"ehc::{self.name}_backward", self._twice, setup_context=_nothing, lib=LIBRARY
+            f"ehc::{self.name}_backward", self._twice, setup_context=_no_context, lib=LIBRARY
         )
 
     def _op(self, name, arguments, count, kernel, fake):
@@ -291,43 +318,53 @@ class Operator:
         torch.library.register_vmap(f"ehc::{name}", _no_vmap(name), lib=LIBRARY)
 
     def _split(self, arguments):
-        """Inputs and attributes by name, and whether to save."""
-        count = len(self.inputs)
-        t = dict(zip(self.inputs, arguments[:count]))
-        a = dict(zip(self.types, arguments[count:]))
-        return t, a, bool(self.hidden) and arguments[count + len(self.types)]
+        """Inputs, attributes, and whether to save."""
+        count, end = len(self.inputs), len(self.inputs) + len(self.types)
+        return arguments[:count], arguments[count:end], bool(self.hidden) and arguments[end]
 
     def _traced(self, *arguments):
-        t, a, save = self._split(arguments)
+        tensors, values, save = self._split(arguments)
         try:
-            return self._row(t, self.made(t, a, save))
+            made = self.empty(self.new, tensors, values)
+            kept = self._apart(tensors, values) if save else self._absent
+            self.fill(tensors, values, made, kept)
         except Error as error:
             raise self.renamed(error) from None
+        return self._row(tensors, made, kept)
 
     def _fake(self, *arguments):
-        t, a, save = self._split(arguments)
-        return self._row(t, self.empty(t, a, save))
+        tensors, values, save = self._split(arguments)
+        _check_traced(self, tensors, values)
+        made = self.empty(self.new, tensors, values)
+        kept = self._apart(tensors, values) if save else self._absent
+        return self._row(tensors, made, kept)
 
-    def _row(self, t, out):
+    def _apart(self, tensors, values):
+        """The hidden outputs, each in memory of its own, as operators of torch have to."""
+        return tuple(map(like, self.empty(self.keep, tensors, values)))
+
+    @staticmethod
+    def _row(tensors, made, kept):
         """The outputs in order; an empty tensor stands for one that was not asked for."""
-        first = t[self.inputs[0]]
-        row = tuple(
-            out[n] if n in out else first.new_empty([0]) for n in self.outputs + self.hidden
-        )
+        row = made + tuple(tensors[0].new_empty([0]) if k is None else k for k in kept)
         return row if len(row) > 1 else row[0]
 
     def _context(self, ctx, inputs, output):
-        t, a, save = self._split(inputs)
-        ctx.attributes = a
-        ctx.count = len(inputs)
-        made = dict(zip(self.outputs + self.hidden, output if isinstance(output, tuple) else (output,)))
+        tensors, values, save = self._split(inputs)
+        ctx.values, ctx.count = values, len(inputs)
+        made = output if isinstance(output, tuple) else (output,)
+        visible, kept = made[: len(self.outputs)], made[len(self.outputs) :]
         ctx.set_materialize_grads(False)
-        kept = (made[n] if save or not self.hidden else None for n in self.saved)
-        ctx.save_for_backward(*t.values(), *kept)
+        if not save:
+            kept = self._absent
+        also = self.also_saved(visible) if save or not self.hidden else [None] * len(self.saved)
+        ctx.save_for_backward(*tensors, *kept, *also)
+
+    def _without_backward(self, ctx, *grads):
+        raise UnsupportedError(f"{self.name}: expected no gradients to be asked for, got a backward")
 
     def _autograd(self, ctx, *grads):
-        values = [ctx.attributes[n] for n in self.types]
-        got = self.backward_overload(*grads[: len(self.outputs)], *ctx.saved_tensors, *values)
+        got = self.backward_overload(*grads[: len(self.outputs)], *ctx.saved_tensors, *ctx.values)
         got = dict(zip(self.differentiable, got if isinstance(got, tuple) else (got,)))
         saved = dict(zip(self.inputs, ctx.saved_tensors))
         row = [got[n] if n in got and saved[n] is not None else None for n in self.inputs]
@@ -337,7 +374,7 @@ class Operator:
         raise _no_twice(self.name)
 
     def _split_backward(self, arguments):
-        names = (*self.outputs, *self.inputs, *self.saved)
+        names = self.outputs + self.inputs + self.hidden + self.saved
         g = arguments[: len(self.outputs)]
         t = dict(zip(names[len(g) :], arguments[len(g) :]))
         return g, t, dict(zip(self.types, arguments[len(names) :]))
@@ -365,24 +402,26 @@ class _Recorded(torch.autograd.Function):
     """An operator in eager mode, recorded by autograd."""
 
     @staticmethod
-    def forward(ctx, operator, attributes, into, *tensors):
-        t = dict(zip(operator.inputs, tensors))
-        out = operator.made(t, attributes, True)
-        ctx.operator, ctx.attributes, ctx.into = operator, attributes, into
-        ctx.parameters = _parameters.of(operator, t)
-        ctx.save_for_backward(*tensors, *[out[name] for name in operator.saved])
+    def forward(ctx, operator, values, into, *tensors):
+        made = operator.empty(operator.new, tensors, values)
+        kept = operator.empty(operator.keep, tensors, values)
+        operator.fill(tensors, values, made, kept)
+        ctx.operator, ctx.values, ctx.into = operator, values, into
+        ctx.parameters = _parameters.of(operator, tensors)
+        ctx.save_for_backward(*tensors, *kept, *operator.also_saved(made))
         ctx.set_materialize_grads(False)
-        return operator.visible(out)
+        return made[0] if operator.is_single else made
 
     @staticmethod
     def backward(ctx, *grads):
         operator = ctx.operator
-        t = dict(zip(operator.inputs + operator.saved, ctx.saved_tensors))
+        t = dict(zip(operator.kept_names, ctx.saved_tensors))
+        a = dict(zip(operator.types, ctx.values))
         with torch.no_grad():
             targets = _parameters.targets(ctx.parameters)
             also = targets if ctx.into is None else ctx.into.added_to(targets)
             try:
-                got = operator.gradients(grads, t, ctx.attributes, also)
+                got = operator.gradients(grads, t, a, also)
             except Error as error:
                 raise operator.renamed(error) from None
             if targets:
@@ -430,5 +469,5 @@ def _no_vmap(name):
     return refuse
 
 
-def _nothing(ctx, inputs, output):
+def _no_context(ctx, inputs, output):
     pass

@@ -12,9 +12,16 @@ import torch
 NONE: dict = {}
 
 
-def of(operator, t) -> dict[str, torch.Tensor]:
+def of(operator, tensors) -> dict[str, torch.Tensor]:
     """The weights of a call that may have a main_grad by the time of its backward."""
-    return {n: t[n] for n in operator.weights if t[n] is not None and t[n].is_leaf}
+    weights = operator.weights
+    if not weights:
+        return NONE
+    return {
+        name: tensor
+        for name, tensor in zip(operator.inputs, tensors)
+        if name in weights and tensor is not None and tensor.is_leaf
+    }
 
 
 def targets(parameters) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from ._call import made, run
-from ._mhc_operators import added, or_zeros
+from ._mhc_operators import added, coefficients, or_zeros, row_of
 from ._operator import Operator, like, wide
 
 
@@ -70,13 +70,9 @@ def project_backward(grad_mul, grad_sqr, t, a, targets):
 # --- the sums -------------------------------------------------------------------------------------
 
 
-def gemm_new(t, a):
-    x, width = t["residual"], t["fn"].shape[0]
-    options = {"dtype": wide(x), "device": x.device}
-    return {
-        "mul": torch.empty((*x.shape[:-2], width), **options),
-        "sqr": torch.empty(x.shape[:-2], **options),
-    }
+def gemm_new(residual, fn, *rest):
+    lead = residual.shape[:-2]
+    return fn.new_empty((*lead, fn.shape[0])), fn.new_empty(lead)
 
 
 def gemm_compute(t, a, out):
@@ -119,14 +115,13 @@ def flat_partials(parts):
     }
 
 
-def reduce_new(t, a):
-    return {"mixes": t["mul_partial"].new_empty(t["mul_partial"].shape[1:])}
+def reduce_new(mul_partial, *rest):
+    return (mul_partial.new_empty(mul_partial.shape[1:]),)
 
 
-def reduce_keep(t, a):
-    mul = t["mul_partial"]
-    tokens = math.prod(mul.shape[1:-1])
-    return {"mul": mul.new_empty((tokens, mul.shape[-1])), "sqr": mul.new_empty((tokens,))}
+def reduce_keep(mul_partial, *rest):
+    tokens = math.prod(mul_partial.shape[1:-1])
+    return mul_partial.new_empty((tokens, mul_partial.shape[-1])), mul_partial.new_empty((tokens,))
 
 
 def reduce_compute(t, a, out):
@@ -159,7 +154,7 @@ reduce_partials = Operator(
     "mhc_reduce_partials_and_rmsnorm",
     inputs="mul_partial sqr_partial",
     outputs="mixes",
-    saved="mul sqr",
+    hidden="mul sqr",
     attributes="k:int norm_eps:float rms:str",
     new=reduce_new,
     keep=reduce_keep,
@@ -171,15 +166,13 @@ reduce_partials = Operator(
 # --- streams to mixes -----------------------------------------------------------------------------
 
 
-def norm_fn_new(t, a):
-    x, width = t["residual"], t["fn"].shape[0]
-    return {"mixes": torch.empty((*x.shape[:-2], width), dtype=wide(x), device=x.device)}
+def norm_fn_new(residual, fn, *rest):
+    return (fn.new_empty((*residual.shape[:-2], fn.shape[0])),)
 
 
-def norm_fn_keep(t, a):
-    x, width = t["residual"], t["fn"].shape[0]
-    tokens, options = math.prod(x.shape[:-2]), {"dtype": wide(x), "device": x.device}
-    return {"mul": torch.empty((tokens, width), **options), "sqr": torch.empty((tokens,), **options)}
+def norm_fn_keep(residual, fn, *rest):
+    tokens = math.prod(residual.shape[:-2])
+    return fn.new_empty((tokens, fn.shape[0])), fn.new_empty((tokens,))
 
 
 def norm_fn_compute(t, a, out):
@@ -205,7 +198,7 @@ norm_fn = Operator(
     "mhc_pre_norm_fn",
     inputs="...residual fn norm_weight?",
     outputs="mixes",
-    saved="mul sqr",
+    hidden="mul sqr",
     attributes="norm_eps:float rms:str n_splits:int? precision:str",
     weights="fn norm_weight",
     lead=2,
@@ -217,16 +210,9 @@ norm_fn = Operator(
 )
 
 
-def big_fuse_new(t, a):
-    x = t["residual"]
-    n = x.shape[-2]
-    options = {"dtype": wide(x), "device": x.device}
-    lead = x.shape[:-2]
-    return {
-        "post": torch.empty((*lead, n), **options),
-        "comb": torch.empty((*lead, n, n), **options),
-        "layer_input": x.new_empty((*lead, x.shape[-1])),
-    }
+def big_fuse_new(mul_partial, sqr_partial, residual, *rest):
+    post, comb = coefficients(residual.shape[:-2], residual.shape[-2], mul_partial)
+    return post, comb, row_of(residual)
 
 
 def big_fuse_compute(t, a, out):

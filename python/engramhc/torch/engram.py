@@ -30,15 +30,10 @@ def engram_window(
     flat = ids.reshape(-1)
     if flat.dtype is torch.int64:
         flat = flat.to(torch.int32)
+    borders = sequence_borders(ids.shape, cu_seqlens, ids.device)
     out = ops.window(
-        flat,
-        sequence_borders(ids.shape, cu_seqlens, ids.device),
-        _int32(history),
-        _flat_mask(image_token_mask),
-        max_ngram=max_ngram,
-        pad_id=pad_id,
-        reset_id=-1 if reset_id is None else reset_id,
-        blocking=blocking,
+        (flat, borders, _int32(history), _flat_mask(image_token_mask)),
+        (max_ngram, pad_id, -1 if reset_id is None else reset_id, blocking),
     )
     return out.reshape(*ids.shape, max_ngram)
 
@@ -55,14 +50,10 @@ def engram_hash(
 ):
     """Rows of the tables that windows [..., Nmax] address: [L, ..., C], or "tlc" [..., L, C]."""
     lead = window.shape[:-1]
+    flat = window.reshape(-1, window.shape[-1])
     rows = ops.hash_rows(
-        window.reshape(-1, window.shape[-1]),
-        multipliers,
-        vocab_sizes,
-        offsets,
-        _flat_mask(image_token_mask),
-        index_dtype="I64" if out_dtype is torch.int64 else "I32",
-        layout=layout.upper(),
+        (flat, multipliers, vocab_sizes, offsets, _flat_mask(image_token_mask)),
+        ("I64" if out_dtype is torch.int64 else "I32", layout.upper()),
     )
     layers, columns = multipliers.shape[0], offsets.shape[-1]
     return rows.reshape((layers, *lead, columns) if layout == "ltc" else (*lead, layers, columns))
@@ -87,7 +78,7 @@ def engram_hash_ids(
     """
     multipliers, vocab_sizes, offsets = columns_of(layout, layer, ids.device)
     if token_map is not None:
-        ids = ops.compress(ids, token_table(token_map, ids.device), checked=ids.device.type == "cpu")
+        ids = ops.compress((ids, token_table(token_map, ids.device)), (ids.device.type == "cpu",))
     window = engram_window(
         ids,
         max_ngram=multipliers.shape[-1],
@@ -111,7 +102,7 @@ def engram_gather(table, idx, *, sparse_grad=None):
     """
     if sparse_grad is None:
         sparse_grad = getattr(table, "sparse_grad", False)
-    return ops.gather(idx, table, sparse=bool(sparse_grad))
+    return ops.gather((idx, table), (bool(sparse_grad),))
 
 
 def engram_gate(
@@ -134,7 +125,7 @@ def engram_gate(
             "engram_gate: argument 'inplace': expected no gradients to be recorded, got an input that "
             "requires them; hint: the backward reads x"
         )
-    return ops.gate(*tensors, out=x if inplace else None, eps=eps, clamp=clamp, mode=mode)
+    return ops.gate(tensors, (eps, clamp, mode), out=x if inplace else None)
 
 
 def engram_short_conv(
@@ -159,9 +150,9 @@ def engram_short_conv(
         sequence_borders(v.shape[:-2], cu_seqlens, v.device),
         _flat_mask(image_token_mask),
     )
-    constants = {"dilation": dilation, "conv_eps": eps}
+    constants = dilation, eps
     if state is None:
-        return ops.short_conv(*arguments, **constants).reshape(v.shape)
+        return ops.short_conv(arguments, constants).reshape(v.shape)
     return _with_state(ops.short_conv_step, arguments, state, constants).reshape(v.shape)
 
 
@@ -196,15 +187,9 @@ def engram_layer(
         None if conv_weight is None else sequence_borders(x.shape[:-2], cu_seqlens, x.device),
         _flat_mask(image_token_mask),
     )
-    constants = {
-        "eps": eps,
-        "clamp": clamp,
-        "dilation": dilation,
-        "conv_eps": conv_eps,
-        "rounding": rounding,
-    }
+    constants = eps, clamp, dilation, conv_eps, rounding
     if state is None:
-        return ops.layer(*arguments, **constants).reshape(x.shape)
+        return ops.layer(arguments, constants).reshape(x.shape)
     return _with_state(ops.layer_step, arguments, state, constants).reshape(x.shape)
 
 
@@ -239,6 +224,6 @@ def _with_state(step, arguments, state, constants):
             f"{step.name}: tensor 'state': expected no gradients to be recorded, got an input that "
             "requires them; hint: the state has no backward"
         )
-    out, new_state = step(*arguments, state, **constants)
+    out, new_state = step((*arguments, state), constants)
     state.copy_(new_state)
     return out

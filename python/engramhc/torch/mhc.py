@@ -11,45 +11,41 @@ from engramhc.errors import UnsupportedError
 
 from . import _mhc_operators as ops
 from . import _projection as projection
-from ._arguments import MhcMix, constants, per_stream, same_type
+from ._arguments import MhcMix, constants, missing_eps, per_stream, same_type
 from ._bias import add_bias
 from ._operator import records
 
 
 def expand_to_mhc(x, n, *, out=None):
     """[..., d] to n equal streams [..., n, d]."""
-    return ops.expand(x, n=n, out=out)
+    return ops.expand((x,), (n,), out=out)
 
 
 def mhc_prenorm_gemm(x, fn, norm_weight=None, *, n_splits=None, precision="fp32"):
     """x [..., K] times fn [M, K] in fp32, and the sum of the squares of x: [..., M], [...]."""
-    return projection.prenorm_gemm(
-        x.unsqueeze(-2), fn, norm_weight, n_splits=n_splits, precision=precision
-    )
+    return projection.prenorm_gemm((x.unsqueeze(-2), fn, norm_weight), (n_splits, precision))
 
 
 def mhc_reduce_partials_and_rmsnorm(mul, sqrsum, *, k, eps, rms="mean"):
     """mul [S, ..., M] and sqrsum [S, ...] added up, and normalised by the RMS of k values."""
-    return projection.reduce_partials(mul, sqrsum, k=k, norm_eps=eps, rms=rms)
+    return projection.reduce_partials((mul, sqrsum), (k, eps, rms))
 
 
 def mhc_pre_norm_fn(
     residual, fn, norm_weight=None, *, rms_eps, rms="mean", n_splits=None, precision="fp32"
 ):
     """The normalised streams of a token times fn [M, K]: mixes [..., M]."""
-    return projection.norm_fn(
-        residual, fn, norm_weight, norm_eps=rms_eps, rms=rms, n_splits=n_splits, precision=precision
-    )
+    return projection.norm_fn((residual, fn, norm_weight), (rms_eps, rms, n_splits, precision))
 
 
 def mhc_pre_split_mixes(mixes, scale, base, n, *, post_mult, pre_eps):
     """mixes [..., n*n + 2n] to pre [..., n], post [..., n] and logits [..., n, n]."""
-    return ops.split(mixes, scale, base, n=n, pre_eps=pre_eps, post_mult=post_mult)
+    return ops.split((mixes, scale, base), (n, pre_eps, post_mult))
 
 
 def sinkhorn_normalize(logits, repeat, eps, *, convention="deepseek"):
     """Logits [..., n, n] to a doubly stochastic comb."""
-    return ops.sinkhorn(logits, repeat=repeat, eps=eps, convention=convention)
+    return ops.sinkhorn((logits,), (repeat, eps, convention))
 
 
 def mhc_pre_apply_mix(residual, pre, *, out=None, grad_acc=None):
@@ -57,7 +53,7 @@ def mhc_pre_apply_mix(residual, pre, *, out=None, grad_acc=None):
     pre = per_stream(pre, residual)
     if grad_acc is not None:
         residual = grad_acc.share("mhc_pre_apply_mix", residual)
-    return ops.pre_apply(residual, pre, into=grad_acc, out=out)
+    return ops.pre_apply((residual, pre), into=grad_acc, out=out)
 
 
 mhc_collapse = mhc_pre_apply_mix
@@ -88,22 +84,14 @@ def mhc_pre(
 
     `n_splits` changes nothing: the projection picks splits that no bit depends on.
     """
-    rules = _constants("mhc_pre", preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    rules = constants("mhc_pre", preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
     if grad_acc is not None:
         residual = grad_acc.share("mhc_pre", residual)
-    layer_input, post, comb = ops.pre(
-        residual,
-        fn,
-        scale,
-        base,
-        norm_weight,
-        layer_norm_weight,
-        into=grad_acc,
-        rms=rms,
-        precision=precision,
-        layer_norm_eps=_layer_norm_eps("mhc_pre", layer_norm_weight, layer_norm_eps),
-        **rules,
-    )
+    if layer_norm_weight is not None and layer_norm_eps is None:
+        raise missing_eps("mhc_pre")
+    tensors = residual, fn, scale, base, norm_weight, layer_norm_weight
+    values = *rules, rms, precision, layer_norm_eps
+    layer_input, post, comb = ops.pre(tensors, values, into=grad_acc)
     return layer_input, MhcMix(post, comb)
 
 
@@ -134,20 +122,8 @@ def mhc_pre_big_fuse(
         )
         comb = sinkhorn_normalize(logits, repeat, sinkhorn_eps, convention=convention)
         return post, comb, mhc_pre_apply_mix(residual, pre)
-    return projection.big_fuse(
-        mul,
-        sqrsum,
-        residual,
-        scale,
-        base,
-        norm_eps=rms_eps,
-        pre_eps=pre_eps,
-        post_mult=post_mult,
-        repeat=repeat,
-        sinkhorn_eps=sinkhorn_eps,
-        convention=convention,
-        rms=rms,
-    )
+    values = rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps, convention, rms
+    return projection.big_fuse((mul, sqrsum, residual, scale, base), values)
 
 
 def mhc_post(
@@ -174,7 +150,7 @@ def mhc_post(
         out = residual
     if grad_acc is not None:
         residual = grad_acc.share("mhc_post", residual)
-    return ops.post(layer_output, residual, post, comb, into=grad_acc, out=out)
+    return ops.post((layer_output, residual, post, comb), into=grad_acc, out=out)
 
 
 def mhc_fused_post_pre(
@@ -202,8 +178,10 @@ def mhc_fused_post_pre(
 ):
     """mhc_post of one sublayer and mhc_pre of the next: residual, MhcMix, layer_input."""
     name = "mhc_fused_post_pre"
-    rules = _constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
-    new_residual, layer_input, next_post, next_comb = ops.seam(
+    rules = constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    if layer_norm_weight is not None and layer_norm_eps is None:
+        raise missing_eps(name)
+    tensors = (
         same_type(layer_output, residual),
         residual,
         per_stream(post, residual),
@@ -213,11 +191,9 @@ def mhc_fused_post_pre(
         base,
         norm_weight,
         layer_norm_weight,
-        rms=rms,
-        precision=precision,
-        layer_norm_eps=_layer_norm_eps(name, layer_norm_weight, layer_norm_eps),
-        **rules,
     )
+    values = *rules, rms, precision, layer_norm_eps
+    new_residual, layer_input, next_post, next_comb = ops.seam(tensors, values)
     return new_residual, MhcMix(next_post, next_comb), layer_input
 
 
@@ -251,8 +227,10 @@ def mhc_fused_post_pre_delayed(
     The mean is that of the new streams, [..., d].
     """
     name = "mhc_fused_post_pre_delayed"
-    rules = _constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
-    new_residual, layer_input, next_post, next_comb, next_pre = ops.seam_delayed(
+    rules = constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    if layer_norm_weight is not None and layer_norm_eps is None:
+        raise missing_eps(name)
+    tensors = (
         same_type(layer_output, residual),
         residual,
         _first_stream(residual) if pre_mix is None else per_stream(pre_mix, residual),
@@ -263,11 +241,9 @@ def mhc_fused_post_pre_delayed(
         base,
         norm_weight,
         layer_norm_weight,
-        rms=rms,
-        precision=precision,
-        layer_norm_eps=_layer_norm_eps(name, layer_norm_weight, layer_norm_eps),
-        **rules,
     )
+    values = *rules, rms, precision, layer_norm_eps
+    new_residual, layer_input, next_pre, next_post, next_comb = ops.seam_delayed(tensors, values)
     results = new_residual, layer_input, MhcMix(next_post, next_comb), next_pre
     return (*results, mhc_mean(new_residual)) if return_mean else results
 
@@ -298,27 +274,18 @@ def mhc_pre_broadcast(
     `fn_sum` [N, d] is the sum of fn over the streams (norm_weight merged), where the caller keeps it.
     """
     name = "mhc_pre_broadcast"
-    rules = _constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
-    eps = _layer_norm_eps(name, layer_norm_weight, layer_norm_eps)
+    rules = constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    if layer_norm_weight is not None and layer_norm_eps is None:
+        raise missing_eps(name)
     if fn_sum is not None:
         n = fn.shape[-1] // x.shape[-1]
         residual = expand_to_mhc(x, n)
         pre, mix = _mixes(x.unsqueeze(-2), fn_sum, scale, base, None, n, rules, rms, precision)
         row = mhc_pre_apply_mix(residual, pre)
-        return residual, mix, _layer_norm(row, layer_norm_weight, eps)
-    residual, layer_input, _, post, comb = ops.broadcast(
-        x,
-        fn,
-        scale,
-        base,
-        norm_weight,
-        layer_norm_weight,
-        rms=rms,
-        precision=precision,
-        layer_norm_eps=eps,
-        form="classic",
-        **rules,
-    )
+        return residual, mix, _layer_norm(row, layer_norm_weight, layer_norm_eps)
+    tensors = x, fn, scale, base, norm_weight, layer_norm_weight
+    values = *rules, rms, precision, layer_norm_eps, "classic"
+    residual, layer_input, _, post, comb = ops.broadcast(tensors, values)
     return residual, MhcMix(post, comb), layer_input
 
 
@@ -350,7 +317,9 @@ def mhc_pre_delayed(
     sum over the streams, [N, d].
     """
     name = "mhc_pre_delayed"
-    rules = _constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    rules = constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    if layer_norm_weight is not None and layer_norm_eps is None:
+        raise missing_eps(name)
     source = residual if x is None else x.unsqueeze(-2)
     n = residual.shape[-2] if residual is not None else fn_streams(fn)
     pre, mix = _mixes(source, fn, scale, base, norm_weight, n, rules, rms, precision)
@@ -359,13 +328,12 @@ def mhc_pre_delayed(
         row = row.clone(memory_format=torch.contiguous_format)
     else:
         row = mhc_pre_apply_mix(residual, pre_mix)
-    eps = _layer_norm_eps(name, layer_norm_weight, layer_norm_eps)
-    return _layer_norm(row, layer_norm_weight, eps), mix, pre
+    return _layer_norm(row, layer_norm_weight, layer_norm_eps), mix, pre
 
 
 def mhc_head_compute_mix(mixes, scale, base, *, pre_eps):
     """mixes [..., n] to the coefficients of the last collapse."""
-    return ops.head_mix(mixes, scale, base, pre_eps=pre_eps)
+    return ops.head_mix((mixes, scale, base), (pre_eps,))
 
 
 def mhc_head(
@@ -382,18 +350,8 @@ def mhc_head(
     out=None,
 ):
     """The streams collapsed by mixes of their own, for the head of a model: [..., d]."""
-    return ops.head(
-        residual,
-        fn,
-        scale,
-        base,
-        norm_weight,
-        out=out,
-        norm_eps=rms_eps,
-        pre_eps=pre_eps,
-        rms=rms,
-        precision=precision,
-    )
+    tensors = residual, fn, scale, base, norm_weight
+    return ops.head(tensors, (rms_eps, rms, pre_eps, precision), out=out)
 
 
 def mhc_mean(residual):
@@ -411,23 +369,6 @@ def fn_streams(fn):
 # --- what several of them share -------------------------------------------------------------------
 
 
-def _constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps):
-    given = {
-        "rms_eps": rms_eps,
-        "pre_eps": pre_eps,
-        "post_mult": post_mult,
-        "repeat": repeat,
-        "sinkhorn_eps": sinkhorn_eps,
-    }
-    return constants(name, preset, convention, given)
-
-
-def _layer_norm_eps(name, weight, eps):
-    if weight is not None and eps is None:
-        raise TypeError(f"{name}() missing keyword-only argument: 'layer_norm_eps', with layer_norm_weight")
-    return eps
-
-
 def _identity(residual):
     n = residual.shape[-2]
     eye = torch.eye(n, dtype=ops.wide(residual), device=residual.device)
@@ -442,15 +383,14 @@ def _first_stream(residual):
 
 def _mixes(source, fn, scale, base, norm_weight, n, rules, rms, precision):
     """pre and MhcMix by the parts of mhc_pre, which have its bits."""
+    rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps, convention = rules
     mixes = mhc_pre_norm_fn(
-        source, fn, norm_weight, rms_eps=rules["norm_eps"], rms=rms, precision=precision
+        source, fn, norm_weight, rms_eps=rms_eps, rms=rms, precision=precision
     )
     pre, post, logits = mhc_pre_split_mixes(
-        mixes, scale, base, n, post_mult=rules["post_mult"], pre_eps=rules["pre_eps"]
+        mixes, scale, base, n, post_mult=post_mult, pre_eps=pre_eps
     )
-    comb = sinkhorn_normalize(
-        logits, rules["repeat"], rules["sinkhorn_eps"], convention=rules["convention"]
-    )
+    comb = sinkhorn_normalize(logits, repeat, sinkhorn_eps, convention=convention)
     return pre, MhcMix(post, comb)
 
 
@@ -465,24 +405,17 @@ def _layer_norm(row, weight, eps):
     dtype, device = ops.wide(row), row.device
     one = torch.ones((), dtype=dtype, device=device)
     zero = torch.zeros((), dtype=dtype, device=device)
-    return ops.seam_delayed(
-        torch.zeros((), dtype=row.dtype, device=device).expand(*lead, d).contiguous(),
+    tensors = (
+        torch.zeros((*lead, d), dtype=row.dtype, device=device),
         row.unsqueeze(-2),
         one.expand(*lead, 1),
         zero.expand(*lead, 1),
         one.expand(*lead, 1, 1),
-        zero.expand(3, d).contiguous(),
+        torch.zeros((3, d), dtype=dtype, device=device),
         zero.expand(3),
         zero.expand(3),
         None,
         weight,
-        rms="mean",
-        precision="fp32",
-        layer_norm_eps=eps,
-        norm_eps=1.0,
-        pre_eps=0.0,
-        post_mult=0.0,
-        repeat=1,
-        sinkhorn_eps=1.0,
-        convention="deepseek",
-    )[1]
+    )
+    rules = 1.0, 0.0, 0.0, 1, 1.0, "deepseek"
+    return ops.seam_delayed(tensors, (*rules, "mean", "fp32", eps))[1]
