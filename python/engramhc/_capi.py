@@ -11,8 +11,6 @@ import ctypes
 import functools
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from . import _core, errors
 
 # Names of types as in safetensors files, with DLPack's code and bits.
@@ -140,12 +138,6 @@ class Context:
         """An operator that needs no workspace. The interpreter's lock is free meanwhile."""
         arguments = _arguments(inputs, outputs, attributes)
         check(library().ehc_run(self._handle, _find(name), ctypes.byref(arguments)))
-
-
-def view_of(array: np.ndarray) -> View:
-    """A contiguous array of integers."""
-    types = {np.dtype(np.int64): "I64", np.dtype(np.int32): "I32"}
-    return View(array.ctypes.data, types[array.dtype], array.shape)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from . import errors, ops
+from ._arrays import framework_of
 from ._capi import check, library
 
 __all__ = ["TokenMap", "expect", "normalize"]
@@ -31,6 +32,7 @@ class TokenMap:
         self.size: int = info.size
         self.vocab_size: int = info.vocab_size
         self.table: np.ndarray = np.empty(self.vocab_size, np.int32)
+        self._copies: dict[Any, Any] = {}
         ctypes.memmove(self.table.ctypes.data, info.table, self.table.nbytes)
 
     @classmethod
@@ -50,6 +52,15 @@ class TokenMap:
     def sha256(self) -> str:
         """Of the table's little-endian bytes."""
         return hashlib.sha256(self.table.astype("<i4", copy=False)).hexdigest()
+
+    def table_for(self, ids: Any) -> Any:
+        """The table where `ids` are; on a device it stays for the next call."""
+        if isinstance(ids, np.ndarray):
+            return self.table
+        framework, device = framework_of(ids), getattr(ids, "device", None)
+        if (framework, device) not in self._copies:
+            self._copies[framework, device] = framework.array(self.table, "I32", ids)
+        return self._copies[framework, device]
 
     def apply(self, ids: Any) -> Any:
         """Compressed ids, int32, where `ids` are; negative ids pass through. On the CPU an id that

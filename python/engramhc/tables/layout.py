@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _capi
+from .. import ops
 from ..errors import TableError
 
 _INT32_MAX = 2**31 - 1
@@ -93,6 +93,12 @@ class HashLayout:
             raise TableError(f"hash_layout: attribute 'layer': expected one of {self.layer_ids}, got {layer}")
         return self.layer_ids.index(layer)
 
+    def compressed_pad(self, token_map: Any = None) -> int:
+        """The pad id as windows show it: mapped like every id, where ids are."""
+        if token_map is None:
+            return self.pad_id
+        return int(getattr(token_map, "table", token_map)[self.pad_id])
+
     def numpy(self) -> HashArrays:
         offset_type = np.int32 if max(self.rows) <= _INT32_MAX else np.int64
         return HashArrays(
@@ -144,7 +150,7 @@ def qwen_ple_layout(
         pad_id=eos_id if eos_id is not None else -1,
         seed=seed,
         scheme="splitmix64",
-        blocking="farther",
+        blocking="slot",
         reset_id=eos_id,
     )
 
@@ -162,30 +168,11 @@ def _derive(
     reset_id: int | None = None,
 ) -> HashLayout:
     layer_ids, sizes = list(layer_ids), list(sizes)
-    layers, orders = len(layer_ids), len(sizes)
-    multipliers = _constant(
-        "engram.multipliers",
-        np.empty((layers, orders + 1), np.int64),
-        layer_ids=layer_ids,
-        max_ngram=orders + 1,
-        compressed_vocab=vocab,
-        seed=seed,
-        scheme=scheme,
+    multipliers = ops.engram_multipliers(
+        layer_ids, max_ngram=len(sizes) + 1, compressed_vocab=vocab, seed=seed, scheme=scheme
     )
-    vocab_sizes = _constant(
-        "engram.primes",
-        np.empty((layers, orders, heads), np.int32),
-        sizes=sizes,
-        layers=layers,
-        heads=heads,
-    )
-    offsets = np.empty((layers, orders * heads), np.int64)
-    _capi.Context.cpu(1).run(
-        "engram.offsets",
-        {"vocab_sizes": _capi.view_of(vocab_sizes)},
-        {"offsets": _capi.view_of(offsets)},
-        {"index_dtype": "I64"},
-    )
+    vocab_sizes = ops.engram_primes(sizes, layers=len(layer_ids), heads=heads)
+    offsets = ops.engram_offsets(vocab_sizes, out_dtype="int64")
     return HashLayout(
         multipliers=multipliers.tolist(),
         vocab_sizes=vocab_sizes.tolist(),
@@ -197,13 +184,6 @@ def _derive(
         blocking=blocking,
         reset_id=reset_id,
     )
-
-
-def _constant(name: str, output: np.ndarray, **attributes: Any) -> np.ndarray:
-    """The output of an operator that is named after it and has no inputs."""
-    key = {"engram.multipliers": "multipliers", "engram.primes": "vocab_sizes"}[name]
-    _capi.Context.cpu(1).run(name, {}, {key: _capi.view_of(output)}, attributes)
-    return output
 
 
 class _Fields:
