@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import torch
 
-from ._call import made, run
+from engramhc.errors import Error
+
+from ._call import fill, made, run
 from ._mhc_operators import added
 from ._operator import Operator, like, wide
 
@@ -184,6 +186,19 @@ gate = Operator(
     backward=gate_backward,
     names=NAMES,
 )
+
+
+
+def gate_alone(residual, kv, key, value, weight_hidden, weight_embed, mask, eps, clamp):
+    """The gate of A[T, n, d] as one call, engram.layer_fwd without a convolution: its bits, nothing kept."""
+    tensors = residual, kv, key, value, weight_hidden, weight_embed, None, None, None, mask
+    out = like(residual)
+    try:
+        fill("engram.layer_fwd", tensors, (eps, clamp), (out,))
+    except Error as error:
+        raise gate.renamed(error) from None
+    return out
+
 
 # --- convolution and whole layer ------------------------------------------------------------------
 

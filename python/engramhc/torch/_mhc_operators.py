@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from . import _call
@@ -20,7 +18,8 @@ MIX_NAMES = {"norm_eps": "rms_eps"}
 
 def row_of(streams) -> torch.Tensor:
     """A[T, d] beside A[T, n, d]."""
-    return streams.new_empty(streams.shape[:-2] + streams.shape[-1:])
+    *lead, _, d = streams.shape
+    return streams.new_empty((*lead, d))
 
 
 def coefficients(lead, n, beside) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,16 +27,10 @@ def coefficients(lead, n, beside) -> tuple[torch.Tensor, torch.Tensor]:
     return beside.new_empty((*lead, n)), beside.new_empty((*lead, n, n))
 
 
-def mix_state(lead, n, fn, with_pre=True) -> tuple[torch.Tensor, ...]:
-    """pre, mixes, mul, sqr and comb_logits, in one piece of memory."""
-    width = fn.shape[0]
-    tokens = math.prod(lead)
-    shapes = [(*lead, n), (*lead, width), (*lead, width), lead, (*lead, n, n)]
-    sizes = [tokens * n, tokens * width, tokens * width, tokens, tokens * n * n]
-    if not with_pre:
-        shapes, sizes = shapes[1:], sizes[1:]
-    pieces = fn.new_empty(sum(sizes)).split_with_sizes(sizes)
-    return tuple([piece.view(shape) for piece, shape in zip(pieces, shapes)])
+def mix_state(lead, n, fn) -> tuple[torch.Tensor, ...]:
+    """mixes, mul, sqr and comb_logits."""
+    width, new = fn.shape[0], fn.new_empty
+    return new((*lead, width)), new((*lead, width)), new(lead), new((*lead, n, n))
 
 
 def or_zeros(gradient, beside, shape):
@@ -169,11 +162,14 @@ head_mix = Operator(
 
 
 def pre_new(residual, fn, *rest):
-    return (row_of(residual), *coefficients(residual.shape[:-2], residual.shape[-2], fn))
+    *lead, n, d = residual.shape
+    new = fn.new_empty
+    return residual.new_empty((*lead, d)), new((*lead, n)), new((*lead, n, n))
 
 
 def pre_keep(residual, fn, *rest):
-    return mix_state(residual.shape[:-2], residual.shape[-2], fn)
+    *lead, n, _ = residual.shape
+    return fn.new_empty((*lead, n)), *mix_state(lead, n, fn)
 
 
 pre = Operator(
@@ -213,7 +209,8 @@ def seam_new(layer_output, residual, post, comb, fn, *rest):
 
 
 def seam_keep(layer_output, residual, post, comb, fn, *rest):
-    return mix_state(residual.shape[:-2], residual.shape[-2], fn)
+    *lead, n, _ = residual.shape
+    return fn.new_empty((*lead, n)), *mix_state(lead, n, fn)
 
 
 seam = Operator(
@@ -238,7 +235,7 @@ def seam_delayed_new(layer_output, residual, pre, post, comb, fn, *rest):
 
 
 def seam_delayed_keep(layer_output, residual, pre, post, comb, fn, *rest):
-    return mix_state(residual.shape[:-2], residual.shape[-2], fn, with_pre=False)
+    return mix_state(residual.shape[:-2], residual.shape[-2], fn)
 
 
 seam_delayed = Operator(
@@ -266,7 +263,7 @@ def broadcast_new(hidden, fn, *rest):
 
 
 def broadcast_keep(hidden, fn, *rest):
-    return mix_state(hidden.shape[:-1], fn.shape[1] // hidden.shape[-1], fn, with_pre=False)
+    return mix_state(hidden.shape[:-1], fn.shape[1] // hidden.shape[-1], fn)
 
 
 broadcast = Operator(

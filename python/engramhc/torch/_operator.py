@@ -17,6 +17,7 @@ from . import _call, _parameters
 from ._parameters import fits
 
 LIBRARY = torch.library.Library("ehc", "DEF")
+KEPT_FROM = 4096  # elements of the first input; with fewer, making again is cheaper than memory
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
@@ -116,6 +117,8 @@ class Operator:
         self.saved = tuple(saved.split())
         self.is_single = len(self.outputs) == 1
         self.weights = frozenset(weights.split())
+        self.weight_names = tuple(name for name in self.inputs if name in self.weights)
+        self.weight_positions = tuple(map(self.inputs.index, self.weight_names))
         self.constant = frozenset(constant.split())
         self.types = dict(word.split(":") for word in attributes.split())
         self.forward_only = frozenset(forward_only.split())
@@ -129,8 +132,9 @@ class Operator:
         self.backward = backward
         self.differentiable = tuple(n for n in self.inputs if n not in self.constant)
         self.kept_names = self.inputs + self.hidden + self.saved
-        self._also = tuple(self.outputs.index(name) for name in self.saved)
-        self._absent = (None,) * len(self.hidden)
+        self.also = tuple(self.outputs.index(name) for name in self.saved)
+        self.absent = (None,) * len(self.hidden)
+        self.absent_also = (None,) * len(self.saved)
         self._define()
 
     # --- calls ----------------------------------------------------------------------------------
@@ -153,12 +157,12 @@ class Operator:
                         f"{self.name}: argument 'out': expected no gradients to be recorded, got an "
                         "input that requires them"
                     )
-                return _Recorded.apply(self, values, into, *tensors)
+                return _record(self, values, into, *tensors)
             if out is not None:
-                self.fill(tensors, values, (out,), self._absent)
+                self.fill(tensors, values, (out,), self.absent)
                 return out
             made = self.empty(self.new, tensors, values)
-            self.fill(tensors, values, made, self._absent)
+            self.fill(tensors, values, made, self.absent)
             return made[0] if self.is_single else made
         except Error as error:
             raise self.renamed(error) from None
@@ -205,7 +209,7 @@ class Operator:
         """Computes the outputs and, where they are there, the hidden ones."""
         if self.forward is not None:
             if self.hidden:
-                values = (*values, kept is not self._absent)
+                values = (*values, kept is not self.absent)
             _call.fill(self.forward, tensors, values, made + kept)
             return
         out = dict(zip(self.outputs + self.hidden, made + kept))
@@ -232,9 +236,6 @@ class Operator:
     def renamed(self, error):
         """The same error with the names of the Python signature."""
         return _call.renamed(error, self.name, self.names)
-
-    def also_saved(self, made):
-        return [made[position] for position in self._also]
 
     # --- backward ---------------------------------------------------------------------------------
 
@@ -326,7 +327,7 @@ class Operator:
         tensors, values, save = self._split(arguments)
         try:
             made = self.empty(self.new, tensors, values)
-            kept = self._apart(tensors, values) if save else self._absent
+            kept = self._apart(tensors, values) if save else self.absent
             self.fill(tensors, values, made, kept)
         except Error as error:
             raise self.renamed(error) from None
@@ -336,7 +337,7 @@ class Operator:
         tensors, values, save = self._split(arguments)
         _check_traced(self, tensors, values)
         made = self.empty(self.new, tensors, values)
-        kept = self._apart(tensors, values) if save else self._absent
+        kept = self._apart(tensors, values) if save else self.absent
         return self._row(tensors, made, kept)
 
     def _apart(self, tensors, values):
@@ -356,8 +357,9 @@ class Operator:
         visible, kept = made[: len(self.outputs)], made[len(self.outputs) :]
         ctx.set_materialize_grads(False)
         if not save:
-            kept = self._absent
-        also = self.also_saved(visible) if save or not self.hidden else [None] * len(self.saved)
+            kept = self.absent
+        is_kept = save or not self.hidden
+        also = (visible[position] if is_kept else None for position in self.also)
         ctx.save_for_backward(*tensors, *kept, *also)
 
     def _without_backward(self, ctx, *grads):
@@ -404,11 +406,15 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx, operator, values, into, *tensors):
         made = operator.empty(operator.new, tensors, values)
-        kept = operator.empty(operator.keep, tensors, values)
+        if tensors[0].numel() < KEPT_FROM and operator.hidden:
+            kept, also = operator.absent, operator.absent_also
+        else:
+            kept = operator.empty(operator.keep, tensors, values)
+            also = [made[position] for position in operator.also]
         operator.fill(tensors, values, made, kept)
         ctx.operator, ctx.values, ctx.into = operator, values, into
-        ctx.parameters = _parameters.of(operator, tensors)
-        ctx.save_for_backward(*tensors, *kept, *operator.also_saved(made))
+        ctx.parameters = [tensors[position] for position in operator.weight_positions]
+        ctx.save_for_backward(*tensors, *kept, *also)
         ctx.set_materialize_grads(False)
         return made[0] if operator.is_single else made
 
@@ -418,14 +424,15 @@ class _Recorded(torch.autograd.Function):
         t = dict(zip(operator.kept_names, ctx.saved_tensors))
         a = dict(zip(operator.types, ctx.values))
         with torch.no_grad():
-            targets = _parameters.targets(ctx.parameters)
+            parameters = dict(zip(operator.weight_names, ctx.parameters))
+            targets = _parameters.targets(parameters)
             also = targets if ctx.into is None else ctx.into.added_to(targets)
             try:
                 got = operator.gradients(grads, t, a, also)
             except Error as error:
                 raise operator.renamed(error) from None
             if targets:
-                _parameters.hand_over(ctx.parameters, targets, got)
+                _parameters.hand_over(parameters, targets, got)
             if ctx.into is not None:
                 ctx.into.take(got)
         row = [
@@ -433,6 +440,10 @@ class _Recorded(torch.autograd.Function):
             for name, wanted in zip(operator.inputs, ctx.needs_input_grad[3:])
         ]
         return (None, None, None, *(once(operator.name, row) if torch.is_grad_enabled() else row))
+
+
+# Function.apply without its support of functorch, in whose transforms no call comes here.
+_record = super(torch.autograd.Function, _Recorded).apply
 
 
 class _Once(torch.autograd.Function):

@@ -12,27 +12,15 @@ import torch
 NONE: dict = {}
 
 
-def of(operator, tensors) -> dict[str, torch.Tensor]:
-    """The weights of a call that may have a main_grad by the time of its backward."""
-    weights = operator.weights
-    if not weights:
-        return NONE
-    return {
-        name: tensor
-        for name, tensor in zip(operator.inputs, tensors)
-        if name in weights and tensor is not None and tensor.is_leaf
-    }
-
-
 def targets(parameters) -> dict[str, torch.Tensor]:
     """What gradients are to be added to, by input name."""
-    found = None
-    for name, parameter in parameters.items():
-        main = getattr(parameter, "main_grad", None)
-        if isinstance(main, torch.Tensor) and parameter.requires_grad:
-            found = found or {}
-            found[name] = main
-    return NONE if found is None else found
+    return {
+        name: parameter.main_grad
+        for name, parameter in parameters.items()
+        if isinstance(getattr(parameter, "main_grad", None), torch.Tensor)
+        and parameter.is_leaf
+        and parameter.requires_grad
+    }
 
 
 def fits(target, tensor, is_weight) -> bool:

@@ -12,7 +12,7 @@ from engramhc.errors import ShapeError, UnsupportedError
 
 from . import _engram_operators as ops
 from ._addressing import columns_of, sequence_borders, token_table
-from ._operator import records
+from ._operator import records, traces
 
 
 def engram_window(
@@ -125,6 +125,8 @@ def engram_gate(
             "engram_gate: argument 'inplace': expected no gradients to be recorded, got an input that "
             "requires them; hint: the backward reads x"
         )
+    if mode == "add" and not inplace and not (traces(x) or x.dim() != 3 or records(tensors)):
+        return ops.gate_alone(*tensors, eps, clamp)
     return ops.gate(tensors, (eps, clamp, mode), out=x if inplace else None)
 
 

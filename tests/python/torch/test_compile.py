@@ -61,10 +61,10 @@ def calls_of(case):
         run(case, tensors)
     assert {f"ehc::{name}" for name in case.ops} <= {op._schema.name for op, _ in seen}
     for op, arguments in seen:
-        yield op, arguments
-        if not op._schema.name.endswith("_backward"):
-            wants = tuple(
+        name = op._schema.name
+        if hasattr(torch.ops.ehc, f"{name.removeprefix('ehc::')}_backward"):
+            arguments = tuple(
                 a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
-                for a in (x.clone() if isinstance(x, torch.Tensor) else x for x in arguments)
+                for a in arguments
             )
-            yield op, wants
+        yield op, arguments
