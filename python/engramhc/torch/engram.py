@@ -82,12 +82,12 @@ def engram_hash_ids(
     window = engram_window(
         ids,
         max_ngram=multipliers.shape[-1],
-        pad_id=layout.pad_id,
-        blocking=blocking or getattr(layout, "blocking", None),
+        pad_id=layout.compressed_pad(token_map),
+        blocking=blocking or layout.blocking,
         cu_seqlens=cu_seqlens,
         history=history,
         image_token_mask=image_token_mask,
-        reset_id=reset_id,
+        reset_id=layout.reset_id if reset_id is None else reset_id,
     )
     rows = engram_hash(
         window, multipliers, vocab_sizes, offsets, image_token_mask, out_dtype=out_dtype
