@@ -230,6 +230,33 @@ EHC_API ehc_status ehc_infer_outputs(const ehc_operator* op, const ehc_arguments
 EHC_API ehc_status ehc_workspace_bytes(const ehc_context* context, const ehc_operator* op,
                                        const ehc_arguments* arguments, size_t* bytes);
 
+/* --- token maps --------------------------------------------------------------------------------
+   From the ids of a tokenizer to the smaller set of ids that the n-gram hash works on (ehc/text.h,
+   contract 1.1). Host only; paths and texts are UTF-8. */
+typedef struct ehc_token_map ehc_token_map;
+
+/* From a Hugging Face tokenizer.json, and from a map file. EHC_IO names the file and its fault. */
+EHC_API ehc_status ehc_token_map_build(const char* tokenizer_json, ehc_token_map** map);
+EHC_API ehc_status ehc_token_map_load(const char* path, ehc_token_map** map);
+/* Readers of `path` see the old file or the whole new one. */
+EHC_API ehc_status ehc_token_map_save(const ehc_token_map* map, const char* path);
+/* NULL is allowed. */
+EHC_API void ehc_token_map_destroy(ehc_token_map* map);
+
+typedef struct ehc_token_map_info {
+  const int32_t* table; /* [vocab_size], values in [0, size) */
+  int64_t vocab_size;
+  int32_t size; /* number of compressed ids */
+} ehc_token_map_info;
+
+/* Valid as long as the map; NULL (and a text) for a null map. */
+EHC_API const ehc_token_map_info* ehc_token_map_describe(const ehc_token_map* map);
+
+/* The key of a token's text. `length` becomes the bytes of the key, of which the first `capacity`
+   are written, without a final zero; key may be null when capacity is 0. */
+EHC_API ehc_status ehc_normalize(const char* text, size_t bytes, char* key, size_t capacity,
+                                 size_t* length);
+
 #ifdef __cplusplus
 }
 #endif

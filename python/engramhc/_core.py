@@ -147,6 +147,28 @@ class Operator:
             made = self._carefully(call, inputs, attributes, out)
         return tuple([framework.finished(array, like) for array in made]) if framework.is_foreign else made
 
+    def fill(self, title: str, inputs: tuple, attributes: tuple, out: tuple) -> None:
+        """Runs it into `out`, None for what this call does not make; of a framework whose current
+        stream the binding sees. For callers that know the layouts."""
+        like = _first(inputs)
+        framework = framework_of(like)
+        try:
+            if _watchers:
+                self._run(_Call(title, _NO_NAMES, None, None, like, framework), inputs, attributes, out)
+                return
+            result = self._call(self.position, None, None, *inputs, *out, *attributes)
+            if type(result) is int:
+                result = self._with_workspace(result, inputs, attributes, out, None, like, framework)
+            if result is not None:
+                raise _Refused(result)
+        except _Refused as error:
+            raise error.translated(title, _NO_NAMES) from None
+        except BufferError as error:
+            raise errors.DTypeError(f"{title}: {error}") from None
+        finally:
+            if log is not None:
+                log.extend(library().take_log().decode().splitlines())
+
     def _carefully(self, call: _Call, inputs: tuple, attributes: tuple, out: tuple | None) -> tuple:
         try:
             made = self._completed(inputs, attributes, out, call.like, call.framework)
@@ -386,6 +408,11 @@ def operators() -> list[Operator]:
 
 
 _forced: dict[str, str] = {}
+
+
+def forced(name: str) -> str:
+    """What an operator is restricted to, "" without a restriction."""
+    return _forced.get(name, "")
 
 
 def force(op: Operator, implementation: str) -> str:

@@ -88,7 +88,7 @@ def engram_compress(ids: Array, map: Array, *, check: bool = True, out: Array | 
                     stream: int | None = None, workspace: Array | None = None) -> Array:
     """`I32[...]` compressed ids of `ids I32|I64[...]` by `map I32[V]` or a TokenMap (1.1). Negative ids pass;
     others beyond the map raise, or become -1 without `check` and on a device."""
-    table = map if hasattr(map, "__dlpack__") else map.table(ids)
+    table = map if hasattr(map, "__dlpack__") else map.table_for(ids)
     return operator("engram.compress_ids")("engram_compress", (ids, table), (check,), (out,), stream, workspace, _COMPRESS)[0]
 
 
@@ -121,15 +121,16 @@ def engram_hash(window: Array, multipliers: Array, vocab_sizes: Array, offsets: 
     )[0]  # fmt: skip
 
 
-def engram_hash_ids(ids: Array, map: Array, layout: Any, *, layer: int | None = None, blocking: str,  # noqa: A002
+def engram_hash_ids(ids: Array, map: Array, layout: Any, *, layer: int | None = None,  # noqa: A002
+                    blocking: str | None = None,
                     cu_seqlens: Array | None = None, history: Array | None = None,
                     image_token_mask: Array | None = None, reset_id: int | None = None, out_dtype: Any = "int32",
                     index_layout: str = "ltc", check: bool = True, out: Array | None = None,
                     stream: int | None = None) -> Array:
     """Compress, window and hash in one call: rows `[L, ..., C]`, of one layer of the layout `[..., C]`.
 
-    `layout` has `multipliers`, `vocab_sizes`, `offsets` and `pad_id`, as arrays or nested lists, as a
-    `tables.HashLayout` does; `map` None leaves the ids as they are."""
+    `layout` is a `tables.HashLayout`, `layer` one of its `layer_ids`; `blocking` and `reset_id` are the layout's
+    unless given. `map` None leaves the ids as they are."""
     framework = framework_of(ids)
     compressed = ids if map is None else engram_compress(ids, map, check=check, stream=stream)
     parts = [
@@ -139,10 +140,12 @@ def engram_hash_ids(ids: Array, map: Array, layout: Any, *, layer: int | None = 
         )
     ]  # fmt: skip
     if layer is not None:
-        parts = [part[layer : layer + 1] for part in parts]
+        position = layout.position(layer)
+        parts = [part[position : position + 1] for part in parts]
     window = engram_window(
-        compressed, max_ngram=parts[0].shape[1], pad_id=layout.pad_id, blocking=blocking, cu_seqlens=cu_seqlens,
-        history=history, image_token_mask=image_token_mask, reset_id=reset_id, stream=stream,
+        compressed, max_ngram=parts[0].shape[1], pad_id=layout.compressed_pad(map), blocking=blocking or layout.blocking,
+        cu_seqlens=cu_seqlens, history=history, image_token_mask=image_token_mask,
+        reset_id=layout.reset_id if reset_id is None else reset_id, stream=stream,
     )  # fmt: skip
     if layer is not None:  # one layer: the same memory with and without its axis
         rows = engram_hash(window, *parts, image_token_mask, out_dtype=out_dtype,

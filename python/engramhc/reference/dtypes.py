@@ -7,15 +7,19 @@ in safetensors files) beside an array of its storage:
     I64 int64     I32 int32     U8 uint8      BOOL bool
 
 Every floating-point type widens exactly to float64. Narrowing rounds once, to nearest even.
+Inside `unrounded()` it does not: outputs are F64 tensors, which exist nowhere else.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 from dataclasses import dataclass
 
 import numpy as np
 
 STORAGE = {
+    "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
@@ -44,6 +48,19 @@ _PLAIN = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+
+
+_unrounded = contextvars.ContextVar("unrounded", default=False)
+
+
+@contextlib.contextmanager
+def unrounded():
+    """Formulas as they are in float64, for gradients by finite differences."""
+    token = _unrounded.set(True)
+    try:
+        yield
+    finally:
+        _unrounded.reset(token)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +136,8 @@ def spacing(values: np.ndarray, dtype: str) -> np.ndarray:
 def nearest(values, dtype: str) -> np.ndarray:
     """float64 values rounded once to the numbers of `dtype`, ties to even, too large to inf."""
     values = np.asarray(values, dtype=np.float64)
+    if _unrounded.get():
+        return values
     bits, smallest, largest = _FORMATS[dtype]
     with np.errstate(invalid="ignore"):
         step = spacing(values, dtype)
@@ -136,6 +155,8 @@ def encode(values, dtype: str) -> Tensor:
             raise ValueError(f"value out of range of {dtype}")
         return Tensor(dtype, stored)
     rounded = nearest(values, dtype)
+    if _unrounded.get():
+        return Tensor("F64", rounded)
     if dtype == "F8_E4M3":
         rounded = np.clip(rounded, -448.0, 448.0)
         code = np.searchsorted(_E4M3[:127], np.abs(rounded)).astype(np.uint8)  # NaN sorts last: 127

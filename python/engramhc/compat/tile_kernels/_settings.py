@@ -1,0 +1,3 @@
+"""What `engramhc.compat.install` decides."""
+
+precision = "fp32"  # of every projection

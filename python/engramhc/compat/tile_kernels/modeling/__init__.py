@@ -1,0 +1,3 @@
+"""`tile_kernels.modeling`: functions with autograd."""
+
+from . import engram, mhc

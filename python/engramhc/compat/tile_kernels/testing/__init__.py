@@ -1,0 +1,3 @@
+"""`tile_kernels.testing`: comparisons, names and shapes of its tests."""
+
+from . import bench, generator, numeric
