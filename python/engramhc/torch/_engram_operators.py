@@ -97,8 +97,8 @@ def rows_of(unique, rows, table):
         rows = torch.where(there.unsqueeze(1), rows, 0)
         unique = unique.clamp(min=0)
     indices = unique.to(torch.int64).unsqueeze(0)
-    values = rows.to(table.dtype)  # checks of the indices would wait for a GPU
-    return torch.sparse_coo_tensor(indices, values, table.shape, check_invariants=on_cpu)
+    with torch.sparse.check_sparse_tensor_invariants(on_cpu):  # on a GPU checks would wait for it
+        return torch.sparse_coo_tensor(indices, rows.to(table.dtype), table.shape)
 
 
 gather = Operator(
