@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 
-from . import errors
+from . import _double, errors
 from ._arrays import DTYPES, NATIVE, bits_of, dtype_of, expanded, framework_of, squeezed
 
 _LIBRARY = "_ehc.so"
@@ -174,6 +174,8 @@ class Operator:
             made = self._completed(inputs, attributes, out, call.like, call.framework)
             self._run(call, inputs, attributes, made)
         except _Refused as error:
+            if _double.takes(forced(self.name), inputs):
+                return _double.run(self, inputs, attributes, out)
             if self._lacks_tokens(inputs):
                 return self._with_tokens(call, inputs, attributes, out)
             raise error.translated(call.title, call.names) from None

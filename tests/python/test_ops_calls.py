@@ -282,6 +282,23 @@ def test_verbose_and_implementation(array):
     assert len(lines) == 3
 
 
+def test_double_precision_in_the_reference(array):
+    """Formulas without roundings: far closer to each other than fp32 is."""
+    single = post_arguments(array, T)
+    double = [a.double() if array.is_torch else a.astype(np.float64) for a in single]
+    with pytest.raises(engramhc.DTypeError, match="got F64"):
+        ops.mhc_post_fwd(*double)
+    with engramhc.implementation("*", "reference"):
+        made = ops.mhc_post_fwd(*double)
+        gradients = ops.mhc_post_bwd(made, *double)
+        assert ops.mhc_post_fwd(*double, out=double[1] * 0).dtype == double[1].dtype
+    y, residual, post, comb = (np.asarray(a) for a in double)
+    exact = post[..., None] * y[:, None] + np.einsum("tio,tid->tod", comb, residual)
+    assert type(made) is type(double[0]) and made.dtype == double[0].dtype
+    np.testing.assert_allclose(np.asarray(made), exact, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(np.asarray(gradients[2]), np.einsum("td,tod->to", y, exact), rtol=1e-12, atol=1e-12)
+
+
 def test_threads_of_the_caller(array):
     arguments = pre_arguments(array, 40)
     expected = ops.mhc_pre(*arguments, preset="train")[0]
