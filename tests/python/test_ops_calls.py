@@ -81,9 +81,8 @@ def test_ranks(array, lead):
     y, residual, post, comb = post_arguments(array, *lead)
     made = ops.mhc_post_fwd(y, residual, post, comb)
     assert tuple(made.shape) == (*lead, N, D)
-    flat = ops.mhc_post_fwd(
-        y.reshape(-1, D) if lead else y[None], *(a.reshape((int(np.prod(lead)), *a.shape[len(lead) :])) for a in (residual, post, comb))
-    )
+    tokens = int(np.prod(lead))
+    flat = ops.mhc_post_fwd(*(a.reshape((tokens, *a.shape[len(lead) :])) for a in (y, residual, post, comb)))
     assert same(made.reshape(flat.shape), flat)
     if lead:
         assert same(ops.mhc_post_fwd(y, residual, post[..., None], comb), made)
@@ -277,7 +276,7 @@ def test_verbose_and_implementation(array):
             assert same(ops.mhc_post_fwd(*arguments), made)  # class E
         ops.mhc_post_fwd(*arguments)
     assert inner == ["mhc.post_fwd: reference.f32"]
-    assert len(lines) == 3 and lines[0].startswith("mhc.post_fwd: cpu.") and lines[1] == inner[0] and lines[2] == lines[0]
+    assert lines == [lines[0], inner[0], lines[0]] and lines[0].startswith("mhc.post_fwd: cpu.")
     ops.mhc_post_fwd(*arguments)
     assert len(lines) == 3
 
