@@ -84,10 +84,15 @@ class NumpyArrays:
     def stack(self, arrays: Any) -> Any:
         return self._module.stack(arrays)
 
+    def to_numpy(self, array: Any) -> np.ndarray:
+        return np.asarray(array)
+
+    def from_numpy(self, array: np.ndarray) -> Any:
+        return array
+
     def broadcast(self, array: Any, shape: tuple[int, ...]) -> Any:
-        return np.lib.stride_tricks.as_strided(
-            array, shape, (0,) * (len(shape) - array.ndim) + array.strides
-        )  # broadcast_to would make it read-only, which DLPack does not describe
+        # What broadcast_to makes is read-only, which DLPack does not describe.
+        return np.lib.stride_tricks.as_strided(array, shape, np.broadcast_to(array, shape).strides)
 
     @contextlib.contextmanager
     def stream(self, stream: int | None, like: Any) -> Iterator[int | None]:
@@ -124,6 +129,12 @@ class TorchArrays:
 
     def stack(self, arrays: Any) -> Any:
         return self._module.stack(tuple(arrays))
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        return array.detach().numpy()
+
+    def from_numpy(self, array: np.ndarray) -> Any:
+        return self._module.from_numpy(array)
 
     def broadcast(self, array: Any, shape: tuple[int, ...]) -> Any:
         return array.expand(shape)

@@ -89,7 +89,9 @@ def engram_compress(ids: Array, map: Array, *, check: bool = True, out: Array | 
     """`I32[...]` compressed ids of `ids I32|I64[...]` by `map I32[V]` or a TokenMap (1.1). Negative ids pass;
     others beyond the map raise, or become -1 without `check` and on a device."""
     table = map if hasattr(map, "__dlpack__") else map.table_for(ids)
-    return operator("engram.compress_ids")("engram_compress", (ids, table), (check,), (out,), stream, workspace, _COMPRESS)[0]
+    return operator("engram.compress_ids")(
+        "engram_compress", (ids, table), (check,), (out,), stream, workspace, _COMPRESS
+    )[0]
 
 
 def engram_window(ids: Array, *, max_ngram: int, pad_id: int, blocking: str, cu_seqlens: Array | None = None,
@@ -143,15 +145,17 @@ def engram_hash_ids(ids: Array, map: Array, layout: Any, *, layer: int | None = 
         position = layout.position(layer)
         parts = [part[position : position + 1] for part in parts]
     window = engram_window(
-        compressed, max_ngram=parts[0].shape[1], pad_id=layout.compressed_pad(map), blocking=blocking or layout.blocking,
-        cu_seqlens=cu_seqlens, history=history, image_token_mask=image_token_mask,
+        compressed, max_ngram=parts[0].shape[1], pad_id=layout.compressed_pad(map),
+        blocking=blocking or layout.blocking, cu_seqlens=cu_seqlens, history=history, image_token_mask=image_token_mask,
         reset_id=layout.reset_id if reset_id is None else reset_id, stream=stream,
     )  # fmt: skip
     if layer is not None:  # one layer: the same memory with and without its axis
         rows = engram_hash(window, *parts, image_token_mask, out_dtype=out_dtype,
                            out=None if out is None else out[None], stream=stream)  # fmt: skip
         return rows[0] if out is None else out
-    return engram_hash(window, *parts, image_token_mask, out_dtype=out_dtype, layout=index_layout, out=out, stream=stream)
+    return engram_hash(
+        window, *parts, image_token_mask, out_dtype=out_dtype, layout=index_layout, out=out, stream=stream
+    )
 
 
 def engram_multipliers(layer_ids: list[int], *, max_ngram: int, compressed_vocab: int, seed: int = 0,
@@ -179,7 +183,9 @@ def engram_gather_fwd(table: Array, idx: Array, *, out_dtype: str = "table", out
                       stream: int | None = None, workspace: Array | None = None) -> Array:
     """`[..., C*hd]`: the addressed rows of `table [rows, hd]` side by side (1.6). `idx I32|I64[..., C]`, -1
     gives zeros. `out_dtype` "BF16", "F16" or "F32" converts."""
-    return operator("engram.gather_fwd")("engram_gather_fwd", (table, idx), (out_dtype,), (out,), stream, workspace, _GATHER)[0]
+    return operator("engram.gather_fwd")(
+        "engram_gather_fwd", (table, idx), (out_dtype,), (out,), stream, workspace, _GATHER
+    )[0]
 
 
 def engram_gather_bwd(go: Array, idx: Array, *, rows: int, sparse: bool = False, g_table: Array | None = None,

@@ -38,7 +38,8 @@ _GEMM = {"residual": "x", "mul_partial": "out", "sqr_partial": "out", "splits": 
          "grad_fn": "g_fn", "grad_fn_acc": "g_fn"}  # fmt: skip
 _REDUCE = {"mul_partial": "mul", "sqr_partial": "sqrsum", "sqr": "sqrsum", "norm_eps": "eps", "grad_mixes": "go"}
 _SPLIT = {"comb_logits": "logits", "grad_pre": "g_pre", "grad_post": "g_post", "grad_comb_logits": "g_logits",
-          "grad_scale": "g_scale", "grad_scale_acc": "g_scale", "grad_base": "g_base", "grad_base_acc": "g_base"}  # fmt: skip
+          "grad_scale": "g_scale", "grad_scale_acc": "g_scale", "grad_base": "g_base",
+          "grad_base_acc": "g_base"}  # fmt: skip
 _SINKHORN = {"comb_logits": "logits", "grad_comb": "go", "comb": "out", "grad_comb_logits": "out"}
 _APPLY = {"grad_layer_input": "go", "grad_residual": "g_residual", "grad_residual_acc": "g_residual"}
 _POST = {"new_residual": "out", "grad_new_residual": "go"}
@@ -62,7 +63,9 @@ def expand_to_mhc_bwd(go: Array, *, out: Array | None = None, stream: int | None
 def mhc_fn_normw_merge_fwd(fn: Array, norm_weight: Array, *, out: Array | None = None,
                            stream: int | None = None, workspace: Array | None = None) -> Array:
     """`fn[M, K] * norm_weight[K]`, all F32 (2.2)."""
-    return operator("mhc.merge_fwd")("mhc_fn_normw_merge_fwd", (fn, norm_weight), (), (out,), stream, workspace, _MERGE)[0]
+    return operator("mhc.merge_fwd")(
+        "mhc_fn_normw_merge_fwd", (fn, norm_weight), (), (out,), stream, workspace, _MERGE
+    )[0]
 
 
 def mhc_fn_normw_merge_bwd(fn: Array, norm_weight: Array, g: Array, *, g_fn: Array | None = None,

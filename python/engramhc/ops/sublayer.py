@@ -41,8 +41,8 @@ class MixGradients(NamedTuple):
     layer_norm_weight: Array | None
 
 
-_RULES = {"norm_eps": "rms_eps", "new_residual": "residual", "next_post": "post", "next_comb": "comb", "next_pre": "pre",
-          "grad_new_residual": "g_residual"}  # fmt: skip
+_RULES = {"norm_eps": "rms_eps", "new_residual": "residual", "next_post": "post", "next_comb": "comb",
+          "next_pre": "pre", "grad_new_residual": "g_residual"}  # fmt: skip
 _GRADIENTS = {
     **_RULES,
     **{
@@ -206,7 +206,7 @@ def mhc_fused_post_pre_delayed_fwd(layer_output: Array, residual: Array, post: A
 
 def _mean(residual: Array, stream: int | None) -> Array:
     framework, n = framework_of(residual), residual.shape[-2]
-    equal = framework.make("ones", (1,), dtype="F32", like=residual) / n
+    equal = framework.make("ones", (n,), dtype="F32", like=residual) / n
     pre = framework.broadcast(equal, tuple(residual.shape[:-1]))
     return operator("mhc.pre_apply_fwd")("mhc_mean", (residual, pre), (), None, stream)[0]
 
@@ -277,7 +277,9 @@ def mhc_pre_broadcast_fwd(x: Array, fn: Array | None, scale: Array, base: Array,
 def _broadcast(title, x, fn, fn_sum, scale, base, norm_weight, layer_norm_weight, attributes, out, stream, workspace):
     if fn_sum is not None:
         if norm_weight is not None:
-            raise ArgumentError(f"{title}: tensor 'norm_weight': expected None with fn_sum, got a weight; hint: merge it into fn_sum")
+            raise ArgumentError(
+                f"{title}: tensor 'norm_weight': expected None with fn_sum, got a weight; hint: merge it into fn_sum"
+            )
         fn = _spread(fn_sum, _streams(base))
     return operator("mhc.seam_broadcast_fwd")(
         title, (x, fn, scale, base, norm_weight, layer_norm_weight), attributes, out, stream, workspace, _BROADCAST
@@ -318,7 +320,9 @@ def mhc_pre_delayed(residual: Array, fn: Array, scale: Array, base: Array, *, pr
     rules = mix_rules(title, constants)
     if x is not None:
         if pre_mix is not None:
-            raise ArgumentError(f"{title}: tensor 'pre_mix': expected None with x, got a mix; hint: all streams equal x")
+            raise ArgumentError(
+                f"{title}: tensor 'pre_mix': expected None with x, got a mix; hint: all streams equal x"
+            )
         _, layer_input, pre, post, comb, *_ = _broadcast(
             title, x, None, fn, scale, base, norm_weight, layer_norm_weight,
             (*rules, precision, layer_norm_eps, "single_pass"), None, stream, workspace,
