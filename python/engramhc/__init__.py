@@ -59,8 +59,7 @@ def set_num_threads(count: int) -> None:
     _core.checked(_core.library().set_num_threads(int(count)), "set_num_threads")
 
 
-@contextlib.contextmanager
-def verbose() -> Iterator[list[str]]:
+def verbose() -> contextlib.AbstractContextManager[list[str]]:
     """A list that gets one line for each call inside: which implementation ran, and why those before
     it refused.
 
@@ -69,17 +68,7 @@ def verbose() -> Iterator[list[str]]:
     """
     from . import _core
 
-    outer, lines = _core.log, []
-    _core.library().set_log(1)
-    _core.log = lines
-    try:
-        yield lines
-    finally:
-        _core.log = outer
-        if outer is None:
-            _core.library().set_log(0)
-        else:
-            outer.extend(lines)
+    return _core.logged()
 
 
 @contextlib.contextmanager

@@ -66,6 +66,10 @@ class NumpyArrays:
     def empty(self, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
         return np.empty(shape, self._dtypes[dtype])
 
+    def empty_like(self, array: Any) -> Any:
+        """Contiguous, of the same type and shape."""
+        return np.empty(array.shape, array.dtype)
+
     def make(self, function: str, *args: Any, dtype: str, like: Any) -> Any:
         """`arange`, `eye`, `zeros` or `ones`."""
         return getattr(self._module, function)(*args, dtype=self._dtypes[dtype])
@@ -100,11 +104,14 @@ class TorchArrays:
 
     def __init__(self) -> None:
         self._module = torch = sys.modules["torch"]
-        self._empty = torch.empty
+        self._empty_like, self._contiguous = torch.empty_like, torch.contiguous_format
         self._dtypes = {dtype: getattr(torch, name) for dtype, name in _NAMES.items()}
 
     def empty(self, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
-        return self._empty(shape, dtype=self._dtypes[dtype], device=like.device)
+        return like.new_empty(shape, dtype=self._dtypes[dtype])
+
+    def empty_like(self, array: Any) -> Any:
+        return self._empty_like(array, memory_format=self._contiguous)
 
     def make(self, function: str, *args: Any, dtype: str, like: Any) -> Any:
         return getattr(self._module, function)(*args, dtype=self._dtypes[dtype], device=like.device)
@@ -154,6 +161,9 @@ class ForeignArrays(NumpyArrays):
             raise UnsupportedError(f"arrays of {self._name} on a device need `out=`")
         return np.empty(shape, self._dtypes[dtype])
 
+    def empty_like(self, array: Any) -> Any:
+        return self.empty(dtype_of(array), array.shape, array)
+
     def broadcast(self, array: Any, shape: tuple[int, ...]) -> Any:
         return self._module.broadcast_to(array, shape)
 
@@ -177,6 +187,7 @@ class ForeignArrays(NumpyArrays):
 
 
 _FRAMEWORKS: dict[type, Any] = {np.ndarray: NumpyArrays()}
+NATIVE = dict(_FRAMEWORKS)  # without the foreign ones
 
 
 def framework_of(array: Any) -> Any:
@@ -193,6 +204,8 @@ def framework_of(array: Any) -> Any:
     else:  # NumPy's, or none at all, which the call itself will say
         found = _FRAMEWORKS[np.ndarray]
     _FRAMEWORKS[kind] = found
+    if not found.is_foreign and hasattr(kind, "__dlpack__"):
+        NATIVE[kind] = found
     return found
 
 

@@ -8,18 +8,19 @@ Nothing is loaded before the first use.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import pathlib
 import threading
 import types
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 
 from . import errors
-from ._arrays import DTYPES, bits_of, expanded, framework_of, squeezed
+from ._arrays import DTYPES, NATIVE, bits_of, dtype_of, expanded, framework_of, squeezed
 
 _LIBRARY = "_ehc.so"
 _FUNCTIONS = (
@@ -28,10 +29,20 @@ _FUNCTIONS = (
 )  # fmt: skip
 _NO_NAMES: Mapping[str, str] = types.MappingProxyType({})
 
+_NONE = type(None)
 Layout = tuple[str, tuple[int, ...]]  # ("BF16", (3, 4))
+_MOST_LAYOUTS = 256  # remembered for each operator
 
 log: list[str] | None = None  # lines of `engramhc.verbose`
-_measured = threading.local()  # .sizes: bytes of workspace of calls that are measured, not made
+_watchers = 0  # calls that must go the long way: logged or measured ones
+
+
+class _Measured(threading.local):
+    sizes: list[int] | None = None  # bytes of workspace of calls that are measured, not made
+
+
+_measured = _Measured()
+_lock = threading.Lock()
 
 
 def _library_path() -> pathlib.Path:
@@ -76,6 +87,17 @@ class _Refused(Exception):
         return errors.translated(int(status), text, title, names)
 
 
+class _Call(NamedTuple):
+    """What stays the same on the way through a call."""
+
+    title: str
+    names: Mapping[str, str]
+    stream: int | None
+    workspace: Any
+    like: Any  # the first array, and its framework
+    framework: Any
+
+
 class Operator:
     """An operator of the library. Its tensors have positions: inputs first, then outputs."""
 
@@ -88,6 +110,7 @@ class Operator:
         self.outputs = [t for t in table["tensors"] if t["is_output"]]
         self._none = (None,) * len(self.outputs)
         self._call, self._infer = library().call, library().infer
+        self._layouts_by_key: dict[tuple, list[tuple[int, Layout, int | None]]] = {}
 
     def __call__(
         self,
@@ -105,35 +128,57 @@ class Operator:
         default). Outputs that `out` leaves None are made in the framework of the first array.
         `title` and `names` (from the table's to the signature's) are for errors.
         """
-        if stream is not None or framework_of(_first(inputs)).is_foreign:
-            with framework_of(_first(inputs)).stream(stream, _first(inputs)) as stream:
-                made = self._called(title, inputs, attributes, out, stream, workspace, names)
-            return tuple(framework_of(_first(inputs)).finished(a, _first(inputs)) for a in made)
-        return self._called(title, inputs, attributes, out, stream, workspace, names)
+        if stream is None and not _watchers:  # the short way, for what is usual
+            try:
+                like = inputs[0]
+                framework = NATIVE[type(like)]
+                made = self._completed(inputs, attributes, out, like, framework)
+                result = self._call(self.position, None, workspace, *inputs, *made, *attributes)
+                if type(result) is int:
+                    result = self._with_workspace(result, inputs, attributes, made, None, like, framework)
+                if result is None:
+                    return made
+            except (BufferError, IndexError, KeyError, _Refused):
+                pass
+        like = _first(inputs)
+        framework = framework_of(like)
+        with framework.stream(stream, like) as stream:
+            call = _Call(title, names, stream, workspace, like, framework)
+            made = self._carefully(call, inputs, attributes, out)
+        return tuple([framework.finished(array, like) for array in made]) if framework.is_foreign else made
 
     def fill(self, title: str, inputs: tuple, attributes: tuple, out: tuple) -> None:
-        """Runs it into `out`, which is None for what this call does not make. The inputs are arrays of
-        a framework whose stream the binding sees."""
+        """Runs it into `out`, None for what this call does not make; of a framework whose current
+        stream the binding sees. For callers that know the layouts."""
+        like = _first(inputs)
+        framework = framework_of(like)
         try:
-            self._run(inputs, attributes, out, None, None)
+            if _watchers:
+                self._run(_Call(title, _NO_NAMES, None, None, like, framework), inputs, attributes, out)
+                return
+            result = self._call(self.position, None, None, *inputs, *out, *attributes)
+            if type(result) is int:
+                result = self._with_workspace(result, inputs, attributes, out, None, like, framework)
+            if result is not None:
+                raise _Refused(result)
         except _Refused as error:
             raise error.translated(title, _NO_NAMES) from None
         except BufferError as error:
             raise errors.DTypeError(f"{title}: {error}") from None
         finally:
             if log is not None:
-                log.extend(str(library().take_log()).splitlines())
+                log.extend(library().take_log().decode().splitlines())
 
-    def _called(self, title, inputs, attributes, out, stream, workspace, names) -> tuple:
+    def _carefully(self, call: _Call, inputs: tuple, attributes: tuple, out: tuple | None) -> tuple:
         try:
-            made = self._completed(inputs, attributes, out)
-            self._run(inputs, attributes, made, stream, workspace)
+            made = self._completed(inputs, attributes, out, call.like, call.framework)
+            self._run(call, inputs, attributes, made)
         except _Refused as error:
             if self._lacks_tokens(inputs):
-                return self._with_tokens(title, inputs, attributes, out, stream, workspace, names)
-            raise error.translated(title, names) from None
+                return self._with_tokens(call, inputs, attributes, out)
+            raise error.translated(call.title, call.names) from None
         except BufferError as error:
-            return self._by_bits(error, title, inputs, attributes, out, stream, workspace, names)
+            return self._by_bits(call, error, inputs, attributes, out)
         finally:
             if log is not None:
                 log.extend(library().take_log().decode().splitlines())
@@ -152,21 +197,26 @@ class Operator:
             return self._layouts(inputs, attributes)
         except _Refused as error:
             raise error.translated(title, names) from None
+        except BufferError:
+            return self._layouts(tuple(map(bits_of, inputs)), attributes)
 
-    def _run(self, inputs, attributes, made, stream, workspace) -> None:
-        if hasattr(_measured, "sizes"):
-            size = library().workspace_bytes(self.position, None, *inputs, *made, *attributes)
-            if isinstance(size, str):
-                raise _Refused(size)
-            _measured.sizes.append(size)
-            return
-        result = self._call(self.position, stream, workspace, *inputs, *made, *attributes)
-        if type(result) is int:  # bytes of workspace on CUDA, where memory is the framework's
-            like = _first(inputs)
-            workspace = framework_of(like).empty("U8", (result,), like)
-            result = self._call(self.position, stream, workspace, *inputs, *made, *attributes)
+    def _run(self, call: _Call, inputs: tuple, attributes: tuple, made: tuple) -> None:
+        if _measured.sizes is not None:
+            result = library().workspace_bytes(self.position, None, *inputs, *made, *attributes)
+            if type(result) is int:
+                _measured.sizes.append(result)
+                return
+        else:
+            result = self._call(self.position, call.stream, call.workspace, *inputs, *made, *attributes)
+            if type(result) is int:
+                result = self._with_workspace(result, inputs, attributes, made, call.stream, call.like, call.framework)
         if result is not None:
             raise _Refused(result)
+
+    def _with_workspace(self, size, inputs, attributes, made, stream, like, framework) -> Any:
+        """The call again, with scratch memory of the framework: on CUDA the library has none."""
+        workspace = framework.empty("U8", (size,), like)
+        return self._call(self.position, stream, workspace, *inputs, *made, *attributes)
 
     def _layouts(self, inputs: tuple, attributes: tuple) -> list[Layout | None]:
         result = self._infer(self.position, *inputs, *self._none, *attributes)
@@ -181,19 +231,41 @@ class Operator:
             at = end
         return layouts
 
-    def _completed(self, inputs: tuple, attributes: tuple, out: tuple | None) -> tuple:
+    def _completed(self, inputs: tuple, attributes: tuple, out: tuple | None, like: Any, framework: Any) -> tuple:
         """`out` with the arrays that it lacks."""
         if out is None:
-            out = self._none
-        elif not any(array is None for array in out):
+            made = list(self._none)
+        elif _NONE in map(type, out):
+            made = list(out)
+        else:
             return out
-        like = _first(inputs)
-        empty = framework_of(like).empty
-        made = [
-            array if array is not None or layout is None else empty(*layout, like)
-            for array, layout in zip(out, self._layouts(inputs, attributes))
-        ]
+        for index, (dtype, shape), twin in self._remembered_layouts(inputs, attributes):
+            if made[index] is None:
+                made[index] = (
+                    framework.empty(dtype, shape, like) if twin is None else framework.empty_like(inputs[twin])
+                )
         return tuple(made)
+
+    def _remembered_layouts(self, inputs: tuple, attributes: tuple) -> list[tuple[int, Layout, int | None]]:
+        """Position and layout of the outputs that a call makes, and an input of the same layout. They
+        follow from types, shapes and attributes, and asking costs as much as a small call."""
+        try:
+            key = (attributes, *[None if a is None else (a.shape, a.dtype) for a in inputs])
+            return self._layouts_by_key[key]
+        except AttributeError:  # lists, bits of ml_dtypes' types
+            key = None
+        except (KeyError, TypeError):
+            pass
+        layouts = [
+            (index, layout, _twin(layout, inputs) if key is not None else None)
+            for index, layout in enumerate(self._layouts(inputs, attributes))
+            if layout is not None
+        ]
+        if key is not None:
+            if len(self._layouts_by_key) >= _MOST_LAYOUTS:
+                self._layouts_by_key.clear()
+            self._layouts_by_key[key] = layouts
+        return layouts
 
     # --- rare calls -------------------------------------------------------------------------------
 
@@ -204,38 +276,35 @@ class Operator:
                 return getattr(array, "ndim", -1) == _rank(table) - 1
         return False
 
-    def _with_tokens(self, title, inputs, attributes, out, *rest) -> tuple:
+    def _with_tokens(self, call: _Call, inputs: tuple, attributes: tuple, out: tuple | None) -> tuple:
         given = out or self._none
-        axes = [_token_axis(table) for table in self.inputs + self.outputs]
-        made = self._called(
-            title,
-            tuple(map(expanded, inputs, axes)),
-            attributes,
-            tuple(map(expanded, given, axes[len(inputs) :])),
-            *rest,
+        axes = [_token_axis(table) for table in self.inputs]
+        out_axes = [_token_axis(table) for table in self.outputs]
+        made = self._carefully(
+            call, tuple(map(expanded, inputs, axes)), attributes, tuple(map(expanded, given, out_axes))
         )
-        results = map(squeezed, made, axes[len(inputs) :])
+        results = map(squeezed, made, out_axes)
         return tuple(old if old is not None else new for old, new in zip(given, results))
 
-    def _by_bits(self, error, title, inputs, attributes, out, stream, workspace, names) -> tuple:
+    def _by_bits(
+        self, call: _Call, error: BufferError, inputs: tuple, attributes: tuple, out: tuple | None
+    ) -> tuple:
         """Arrays that DLPack cannot describe: types of ml_dtypes go as bits, the others are named."""
-        tables = self.inputs + self.outputs
-        given = inputs + (out or self._none)
-        for array, table in zip(given, tables):
+        for array, table in zip(inputs + (out or self._none), self.inputs + self.outputs):
             problem = _problem(array)
             if problem is not None:
-                name = names.get(table["name"], table["name"])
-                raise errors.DTypeError(f"{title}: tensor '{name}': {problem}") from None
+                name = call.names.get(table["name"], table["name"])
+                raise errors.DTypeError(f"{call.title}: tensor '{name}': {problem}") from None
         bits = tuple(map(bits_of, inputs))
         try:
-            made = self._completed(bits, attributes, out)
-            self._run(bits, attributes, tuple(map(bits_of, made)), stream, workspace)
+            made = self._completed(bits, attributes, out, call.like, call.framework)
+            self._run(call, bits, attributes, tuple(map(bits_of, made)))
         except _Refused as refused:
             if self._lacks_tokens(inputs):
-                return self._with_tokens(title, inputs, attributes, out, stream, workspace, names)
-            raise refused.translated(title, names) from None
+                return self._with_tokens(call, inputs, attributes, out)
+            raise refused.translated(call.title, call.names) from None
         except BufferError:
-            raise errors.DTypeError(f"{title}: {error}") from None
+            raise errors.DTypeError(f"{call.title}: {error}") from None
         return made
 
 
@@ -244,6 +313,16 @@ def _first(inputs: tuple) -> Any:
     for value in inputs:
         if value is not None:
             return value[0] if isinstance(value, (list, tuple)) and value else value
+    return None
+
+
+def _twin(layout: Layout, inputs: tuple) -> int | None:
+    framework = framework_of(_first(inputs))
+    for index, array in enumerate(inputs):
+        if array is None or framework_of(array) is not framework:
+            continue
+        if (dtype_of(array), tuple(array.shape)) == layout:
+            return index
     return None
 
 
@@ -275,10 +354,41 @@ def workspace_size(function: Callable, *args: Any, **kwargs: Any) -> int:
     """Bytes of scratch memory that a call needs. Outputs are allocated, nothing runs."""
     _measured.sizes = []
     try:
-        function(*args, **kwargs)
+        with watched():
+            function(*args, **kwargs)
         return max(_measured.sizes, default=0)
     finally:
-        del _measured.sizes
+        _measured.sizes = None
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    global _watchers
+    with _lock:
+        _watchers += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _watchers -= 1
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """Lines about the calls inside."""
+    global log
+    outer, lines = log, []
+    library().set_log(1)
+    log = lines
+    try:
+        with watched():
+            yield lines
+    finally:
+        log = outer
+        if outer is None:
+            library().set_log(0)
+        else:
+            outer.extend(lines)
 
 
 @functools.cache
@@ -298,6 +408,11 @@ def operators() -> list[Operator]:
 
 
 _forced: dict[str, str] = {}
+
+
+def forced(name: str) -> str:
+    """What an operator is restricted to, "" without a restriction."""
+    return _forced.get(name, "")
 
 
 def force(op: Operator, implementation: str) -> str:

@@ -43,7 +43,7 @@ class CudaError(Error, RuntimeError):
 
 _CONTRACT, _IO, _UNAVAILABLE = 3, 4, 5  # ehc_status
 _EXPECTED = re.compile(r"expected (.*), got (.*)$", re.DOTALL)
-_TYPED = re.compile(r"([A-Z0-9_|]+(?:(?:, | or )[A-Z0-9_]+)*)(?:\[.*\])?$")
+_TYPED = re.compile(r"([A-Z0-9_|/]+(?:(?:, | or )[A-Z0-9_]+)*)(?:\[.*\])?$")
 _HINTS = (
     ("stride 1 in the last dimension", "pass a contiguous copy"),
     ("leading dimensions that flatten", "pass a contiguous copy"),
@@ -79,7 +79,7 @@ def _kind(status: int, what: str) -> type[Error]:
     wanted, came = _TYPED.match(expected), _TYPED.match(got)
     if expected.startswith("an array") or expected.startswith("a sequence of arrays") or got == "none":
         return DTypeError
-    if wanted and came and came[1] not in re.split(r"\||, | or ", wanted[1]):
+    if wanted and came and came[1] not in re.split(r"\||/|, | or ", wanted[1]):
         return DTypeError
     return ShapeError
 

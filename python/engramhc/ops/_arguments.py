@@ -53,8 +53,9 @@ def mix_rules(title: str, constants: dict, wanted: tuple[str, ...] = RULES) -> t
     """Constants in the order of `wanted`, that of the operators' tables."""
     preset = constants.pop("preset", None)
     found = vars(presets.find(preset)) if preset is not None else _OPTIONAL
-    if constants.keys() - wanted:
-        raise TypeError(f"{title}() got an unexpected keyword argument '{min(constants.keys() - wanted)}'")
+    unknown = [name for name in constants if name not in wanted]
+    if unknown:
+        raise TypeError(f"{title}() got an unexpected keyword argument '{unknown[0]}'")
     try:
         return tuple([constants[name] if name in constants else found[name] for name in wanted])
     except KeyError as missing:

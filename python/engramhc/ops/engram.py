@@ -285,7 +285,7 @@ def engram_gate_fwd(x: Array, kv: Array | tuple[Array, Array], weight_fused: Arr
         out = x
     made = operator("engram.gate_fwd")(
         "engram_gate_fwd", (x, *_parts(kv), weight_fused, image_token_mask), (eps, clamp, save, inplace, mode),
-        (out, None, None, None, None, None), stream, workspace, _GATE,
+        None if out is None else (out, None, None, None, None, None), stream, workspace, _GATE,
     )  # fmt: skip
     return made[:5]
 

@@ -75,25 +75,21 @@ def mhc_fn_normw_merge_bwd(fn: Array, norm_weight: Array, g: Array, *, g_fn: Arr
     return operator("mhc.merge_bwd")(title, (g, fn, norm_weight, *acc), (), out, stream, workspace, _MERGE)
 
 
-def _columns(x: Array, fn: Array) -> Array:
-    """`[..., K]` as one stream of width K; streams `[..., n, d]` as they are."""
-    try:
-        return x[..., None, :] if x.shape[-1] == fn.shape[-1] else x
-    except (AttributeError, IndexError):
-        return x
+def _one_stream(x: Array | None) -> Array | None:
+    """`[..., K]` as `[..., 1, K]`."""
+    return x[..., None, :] if hasattr(x, "shape") else x
 
 
 def mhc_prenorm_gemm_fwd(x: Array, fn: Array, *, n_splits: int | None = None, precision: str = "fp32",
                          out: tuple | None = None, stream: int | None = None,
                          workspace: Array | None = None) -> tuple[Array, Array]:
     """Streams projected to mixes, before their norm (2.3): `mul F32[S, ..., M], sqrsum F32[S, ...]` of
-    `x A[..., K]` (or `[..., n, d]`) and `fn F32[M, K]`. `n_splits` None lets the library choose S; then
+    `x A[..., K]` and `fn F32[M, K]`. `n_splits` None lets the library choose S; then
     the sums that `mhc_reduce_partials_and_rmsnorm_fwd` makes have the same bits for any number of
     tokens."""
-    streams = _columns(x, fn)
     return call_merged(
-        "mhc.prenorm_gemm", "mhc_prenorm_gemm_fwd", (streams, fn), (n_splits or 0, 1, precision), out,
-        lead_of(streams, 2), (0, None), (1, 1), stream, workspace, _GEMM,
+        "mhc.prenorm_gemm", "mhc_prenorm_gemm_fwd", (_one_stream(x), fn), (n_splits or 0, 1, precision), out,
+        lead_of(x, 1), (0, None), (1, 1), stream, workspace, _GEMM,
     )  # fmt: skip
 
 
@@ -103,17 +99,12 @@ def mhc_prenorm_gemm_bwd(g_mul: Array, g_sqrsum: Array, x: Array, fn: Array, *, 
     """`gx` as x, `g_fn F32[M, K]` from gradients `F32[..., M], F32[...]` of the sums over all splits
     (2.5). With beta 1 given gradients are added to, with 0 written."""
     title = "mhc_prenorm_gemm_bwd"
-    streams = _columns(x, fn)
-    one_stream = streams is not x
-    g_streams = gx[..., None, :] if gx is not None and one_stream else gx
-    acc, out = targets(title, beta, g_streams, g_fn)
+    acc, out = targets(title, beta, _one_stream(gx), g_fn)
     g_streams, g_fn = call_merged(
-        "mhc.norm_fn_bwd", title, (g_mul, g_sqrsum, streams, fn, *acc), (precision,), out,
-        lead_of(streams, 2), (0, 0, 0, None, 0, None), (0, None), stream, workspace, _GEMM,
+        "mhc.norm_fn_bwd", title, (g_mul, g_sqrsum, _one_stream(x), fn, *acc), (precision,), out,
+        lead_of(x, 1), (0, 0, 0, None, 0, None), (0, None), stream, workspace, _GEMM,
     )  # fmt: skip
-    if gx is None:
-        gx = g_streams[..., 0, :] if one_stream else g_streams
-    return gx, g_fn
+    return (g_streams[..., 0, :] if gx is None else gx), g_fn
 
 
 def mhc_reduce_partials_and_rmsnorm_fwd(mul: Array, sqrsum: Array, *, k: int, eps: float, rms: str = "mean",
@@ -247,13 +238,15 @@ def mhc_post_fwd(layer_output: Array, residual: Array, post: Array, comb: Array 
     `layer_output [..., d]` (of another activation type it is converted once), `residual A[..., n, d]`,
     `post F32[..., n]`, `comb F32[..., n, n]` (None: identity), `bias [d]` added to the layer's output
     and rounded first. `inplace` writes into `residual`."""
-    layer_output = activation(_with_bias(layer_output, bias), residual)
+    if bias is not None:
+        layer_output = _with_bias(layer_output, bias)
     if comb is None:
         comb = _identity(comb, residual)
     if inplace and out is None:
         out = residual
     return operator("mhc.post_fwd")(
-        "mhc_post_fwd", (layer_output, residual, coefficient(post, residual), comb), (inplace,), (out,),
+        "mhc_post_fwd", (activation(layer_output, residual), residual, coefficient(post, residual), comb), (inplace,),
+        None if out is None else (out,),
         stream, workspace, _POST,
     )[0]  # fmt: skip
 

@@ -328,12 +328,12 @@ def mhc_pre_delayed(residual: Array, fn: Array, scale: Array, base: Array, *, pr
     framework, shape = framework_of(residual), tuple(residual.shape)
     n = shape[-2]
     identity = framework.make("eye", n, dtype="F32", like=residual)
-    nothing = framework.make("zeros", (1,), dtype="F32", like=residual)
+    nothing = framework.make("zeros", max(n, shape[-1]), dtype="F32", like=residual)
     made = operator("mhc.seam_single_pass_fwd")(
         title,
-        (framework.broadcast(activation(nothing, residual), (*shape[:-2], shape[-1])), residual,
+        (framework.broadcast(activation(nothing[: shape[-1]], residual), (*shape[:-2], shape[-1])), residual,
          framework.broadcast(identity[0], shape[:-1]) if pre_mix is None else coefficient(pre_mix, residual),
-         framework.broadcast(nothing, shape[:-1]), framework.broadcast(identity, (*shape[:-1], n)),
+         framework.broadcast(nothing[:n], shape[:-1]), framework.broadcast(identity, (*shape[:-1], n)),
          fn, scale, base, norm_weight, layer_norm_weight),
         (*rules, precision, layer_norm_eps), None, stream, workspace, _DELAYED,
     )  # fmt: skip

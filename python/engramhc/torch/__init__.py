@@ -10,8 +10,9 @@ from .engram import (
     engram_short_conv,
     engram_window,
 )
+from engramhc.ops._arguments import MhcMix
+
 from .mhc import (
-    MhcMix,
     expand_to_mhc,
     mhc_collapse,
     mhc_fused_post_pre,
@@ -32,3 +33,4 @@ from .mhc import (
     sinkhorn_normalize,
 )
 from .recompute import RecomputePlan, mhc_multilayer_recompute, mhc_recompute_plan
+from .sums import allow_nondeterministic

@@ -40,7 +40,7 @@ def fill(op: str, tensors: tuple, values: tuple, out: tuple) -> None:
     try:
         operator.fill(op, tensors, values, out)
     except Error:
-        if _double.takes(tensors):
+        if _double.takes(op, tensors):
             return _double.fill(
                 op,
                 dict(zip(known.inputs, tensors)),
@@ -69,7 +69,7 @@ def run(op: str, inputs: dict, outputs: dict, attributes: dict) -> None:
     try:
         known.operator.fill(op, given, values, out)
     except Error:
-        if _double.takes(given):
+        if _double.takes(op, given):
             return _double.fill(op, inputs, outputs, attributes)
         copies = with_unit_strides(given)
         if copies is None:
@@ -86,7 +86,7 @@ def made(op: str, inputs: dict, attributes: dict, outputs: dict | None = None) -
     try:
         results = known.operator(op, given, values, out)
     except Error:
-        if _double.takes(given):
+        if _double.takes(op, given):
             return _double.made(op, inputs, attributes, outputs or {})
         copies = with_unit_strides(given)
         if copies is None:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import torch
 
+from engramhc import _core
 from engramhc.reference import REFERENCE
 from engramhc.reference.dtypes import Tensor, unrounded
 
-allowed = [False]
 
-
-def takes(tensors) -> bool:
+def takes(op, tensors) -> bool:
     """Whether a call with these tensors is for the reference."""
-    return allowed[0] and any(
+    return _core.forced(op) == "reference" and any(
         isinstance(t, torch.Tensor) and t.dtype is torch.float64 and t.device.type == "cpu"
         for t in tensors
     )

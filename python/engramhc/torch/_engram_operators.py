@@ -7,6 +7,7 @@ import torch
 
 from engramhc.errors import Error
 
+from . import sums
 from ._call import fill, made, run
 from ._mhc_operators import added
 from ._operator import Operator, like, wide
@@ -70,10 +71,21 @@ def gather_backward(g, t, a, targets):
     inputs = {"grad_embedding": g["embedding"], "indices": t["indices"]}
     given = {"rows": table.shape[0]}
     if not a["sparse"] or "table" in targets:
+        if sums.may_differ():
+            return {"table": summed_in_any_order(g["embedding"], t["indices"], table)}
         return added("engram.gather_bwd", inputs, given, t, targets, "table")
     flat = {"grad_embedding": g["embedding"].flatten(0, -2), "indices": t["indices"].flatten(0, -2)}
     got = made("engram.gather_bwd", flat, {**given, "form": "sparse"})
     return {"table": rows_of(got["unique_rows"], got["grad_rows"], table)}
+
+
+def summed_in_any_order(gradient, indices, table):
+    """The gradient of a table, its rows summed as the device pleases."""
+    total = torch.zeros(table.shape, dtype=wide(table), device=table.device)
+    rows = gradient.reshape(-1, table.shape[1]).to(total.dtype)
+    indices = indices.reshape(-1, 1)
+    rows = torch.where(indices >= 0, rows, 0)
+    return total.index_add_(0, indices.flatten().clamp(min=0), rows)
 
 
 def rows_of(unique, rows, table):

@@ -71,6 +71,7 @@ post = Operator(
     lead=1,
     new=lambda layer_output, residual, post, comb: (like(residual),),
     compute="mhc.post_fwd",
+    inplace=(True,),
     backward="mhc.post_bwd",
     names={"new_residual": "out"},
 )

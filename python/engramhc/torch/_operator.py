@@ -11,6 +11,7 @@ from typing import Callable
 
 import torch
 
+from engramhc._arrays import dtype_of
 from engramhc.errors import DTypeError, Error, ShapeError, UnsupportedError
 
 from . import _call, _parameters
@@ -55,12 +56,16 @@ def like(tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
+def _layout(tensor):
+    """Type and sizes of a traced tensor, None for a size without a value."""
+    if tensor is None:
+        return None
+    sizes = (s if isinstance(s, int) else s.node.hint for s in tensor.shape)
+    return (dtype_of(tensor), *sizes)
+
+
 def _nothing(*arguments) -> tuple:
     return ()
-
-
-def _check_traced(operator, tensors, values):
-    pass
 
 
 class Operator:
@@ -76,6 +81,7 @@ class Operator:
     accumulates inputs whose gradient the operator `backward` can add to another
     constant    inputs without a gradient
     forward_only  inputs and attributes that the operator `backward` does not have
+    inplace     attributes that follow the others where the output is an input
     lead        rank of the first input without leading dimensions
     names       of tensors and attributes in the Python signature, where they differ
     new         (*inputs, *attributes) -> the outputs, uninitialised, in order
@@ -103,6 +109,7 @@ class Operator:
         constant: str = "",
         forward_only: str = "",
         accumulates: str = "",
+        inplace: tuple = (),
         lead: int = 0,
         names: dict[str, str] | None = None,
     ):
@@ -111,7 +118,7 @@ class Operator:
         self.inputs = tuple(word.strip(".?") for word in words)
         self.optional = frozenset(word.strip(".?") for word in words if word.endswith("?"))
         self.leading = tuple(word.startswith("...") for word in words)
-        self.lead = lead
+        self.lead, self.inplace = lead, inplace
         self.outputs = tuple(outputs.split())
         self.hidden = tuple(hidden.split())
         self.saved = tuple(saved.split())
@@ -159,6 +166,8 @@ class Operator:
                     )
                 return _record(self, values, into, *tensors)
             if out is not None:
+                if self.inplace and any(out is tensor for tensor in tensors):
+                    values = (*values, *self.inplace)
                 self.fill(tensors, values, (out,), self.absent)
                 return out
             made = self.empty(self.new, tensors, values)
@@ -335,10 +344,22 @@ class Operator:
 
     def _fake(self, *arguments):
         tensors, values, save = self._split(arguments)
-        _check_traced(self, tensors, values)
+        self._check_traced(tensors, values)
         made = self.empty(self.new, tensors, values)
         kept = self._apart(tensors, values) if save else self.absent
         return self._row(tensors, made, kept)
+
+    def _check_traced(self, tensors, values):
+        """Lets the library check types and shapes before anything runs, sizes as they are this time."""
+        if self.forward is None:
+            return
+        layouts = tuple(map(_layout, tensors))
+        if any(None in layout for layout in layouts if layout is not None):
+            return  # a size that nobody knows yet
+        try:
+            _call.infer(self.forward, layouts, values)
+        except Error as error:
+            raise self.renamed(error) from None
 
     def _apart(self, tensors, values):
         """The hidden outputs, each in memory of its own, as operators of torch have to."""

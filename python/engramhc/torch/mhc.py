@@ -5,13 +5,16 @@ Shapes: residual [..., n, d], coefficients [..., n] and [..., n, n] ([input stre
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 
 from engramhc.errors import UnsupportedError
+from engramhc.ops._arguments import MhcMix, MixConstants, coefficient, mix_rules
 
 from . import _mhc_operators as ops
 from . import _projection as projection
-from ._arguments import MhcMix, constants, missing_eps, per_stream, same_type
+from ._arguments import missing_eps, same_type
 from ._bias import add_bias
 from ._operator import records
 
@@ -50,7 +53,7 @@ def sinkhorn_normalize(logits, repeat, eps, *, convention="deepseek"):
 
 def mhc_pre_apply_mix(residual, pre, *, out=None, grad_acc=None):
     """The streams collapsed to one row: sum over i of pre_i times stream i, [..., d]."""
-    pre = per_stream(pre, residual)
+    pre = coefficient(pre, residual)
     if grad_acc is not None:
         residual = grad_acc.share("mhc_pre_apply_mix", residual)
     return ops.pre_apply((residual, pre), into=grad_acc, out=out)
@@ -66,31 +69,24 @@ def mhc_pre(
     base,
     *,
     norm_weight=None,
-    preset=None,
-    rms_eps=None,
-    post_mult=None,
-    pre_eps=None,
-    sinkhorn_eps=None,
-    repeat=None,
-    convention=None,
     layer_norm_weight=None,
     layer_norm_eps=None,
-    rms="mean",
     precision="fp32",
     n_splits=None,
     grad_acc=None,
+    **constants: Unpack[MixConstants],
 ):
     """Entry of a sublayer: its input [..., d], and MhcMix(post, comb) for mhc_post.
 
     `n_splits` changes nothing: the projection picks splits that no bit depends on.
     """
-    rules = constants("mhc_pre", preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    rules = mix_rules("mhc_pre", constants)
     if grad_acc is not None:
         residual = grad_acc.share("mhc_pre", residual)
     if layer_norm_weight is not None and layer_norm_eps is None:
         raise missing_eps("mhc_pre")
     tensors = residual, fn, scale, base, norm_weight, layer_norm_weight
-    values = *rules, rms, precision, layer_norm_eps
+    values = *rules, precision, layer_norm_eps
     layer_input, post, comb = ops.pre(tensors, values, into=grad_acc)
     return layer_input, MhcMix(post, comb)
 
@@ -133,7 +129,7 @@ def mhc_post(
 
     comb None is the identity. `inplace` writes the residual and needs gradients off.
     """
-    post = per_stream(post, residual)
+    post = coefficient(post, residual)
     if comb is None:
         comb = _identity(residual)
     if bias is not None:
@@ -163,28 +159,21 @@ def mhc_fused_post_pre(
     base,
     *,
     norm_weight=None,
-    preset=None,
-    rms_eps=None,
-    post_mult=None,
-    pre_eps=None,
-    sinkhorn_eps=None,
-    repeat=None,
-    convention=None,
     layer_norm_weight=None,
     layer_norm_eps=None,
-    rms="mean",
     precision="fp32",
     n_splits=None,
+    **constants: Unpack[MixConstants],
 ):
     """mhc_post of one sublayer and mhc_pre of the next: residual, MhcMix, layer_input."""
     name = "mhc_fused_post_pre"
-    rules = constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    rules = mix_rules(name, constants)
     if layer_norm_weight is not None and layer_norm_eps is None:
         raise missing_eps(name)
     tensors = (
         same_type(layer_output, residual),
         residual,
-        per_stream(post, residual),
+        coefficient(post, residual),
         _identity(residual) if comb is None else comb,
         fn,
         scale,
@@ -192,7 +181,7 @@ def mhc_fused_post_pre(
         norm_weight,
         layer_norm_weight,
     )
-    values = *rules, rms, precision, layer_norm_eps
+    values = *rules, precision, layer_norm_eps
     new_residual, layer_input, next_post, next_comb = ops.seam(tensors, values)
     return new_residual, MhcMix(next_post, next_comb), layer_input
 
@@ -209,32 +198,25 @@ def mhc_fused_post_pre_delayed(
     pre_mix,
     return_mean=False,
     norm_weight=None,
-    preset=None,
-    rms_eps=None,
-    post_mult=None,
-    pre_eps=None,
-    sinkhorn_eps=None,
-    repeat=None,
-    convention=None,
     layer_norm_weight=None,
     layer_norm_eps=None,
-    rms="mean",
     precision="fp32",
     n_splits=None,
+    **constants: Unpack[MixConstants],
 ):
     """The single-pass seam: residual, layer_input (collapsed by `pre_mix`), MhcMix, the next pre[, mean].
 
     The mean is that of the new streams, [..., d].
     """
     name = "mhc_fused_post_pre_delayed"
-    rules = constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    rules = mix_rules(name, constants)
     if layer_norm_weight is not None and layer_norm_eps is None:
         raise missing_eps(name)
     tensors = (
         same_type(layer_output, residual),
         residual,
-        _first_stream(residual) if pre_mix is None else per_stream(pre_mix, residual),
-        per_stream(post, residual),
+        _first_stream(residual) if pre_mix is None else coefficient(pre_mix, residual),
+        coefficient(post, residual),
         _identity(residual) if comb is None else comb,
         fn,
         scale,
@@ -242,7 +224,7 @@ def mhc_fused_post_pre_delayed(
         norm_weight,
         layer_norm_weight,
     )
-    values = *rules, rms, precision, layer_norm_eps
+    values = *rules, precision, layer_norm_eps
     new_residual, layer_input, next_pre, next_post, next_comb = ops.seam_delayed(tensors, values)
     results = new_residual, layer_input, MhcMix(next_post, next_comb), next_pre
     return (*results, mhc_mean(new_residual)) if return_mean else results
@@ -256,35 +238,28 @@ def mhc_pre_broadcast(
     *,
     fn_sum=None,
     norm_weight=None,
-    preset=None,
-    rms_eps=None,
-    post_mult=None,
-    pre_eps=None,
-    sinkhorn_eps=None,
-    repeat=None,
-    convention=None,
     layer_norm_weight=None,
     layer_norm_eps=None,
-    rms="mean",
     precision="fp32",
     n_splits=None,
+    **constants: Unpack[MixConstants],
 ):
     """Entry of a stack, whose streams all are x [..., d]: residual, MhcMix, layer_input.
 
     `fn_sum` [N, d] is the sum of fn over the streams (norm_weight merged), where the caller keeps it.
     """
     name = "mhc_pre_broadcast"
-    rules = constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    rules = mix_rules(name, constants)
     if layer_norm_weight is not None and layer_norm_eps is None:
         raise missing_eps(name)
     if fn_sum is not None:
         n = fn.shape[-1] // x.shape[-1]
         residual = expand_to_mhc(x, n)
-        pre, mix = _mixes(x.unsqueeze(-2), fn_sum, scale, base, None, n, rules, rms, precision)
+        pre, mix = _mixes(x.unsqueeze(-2), fn_sum, scale, base, None, n, rules, precision)
         row = mhc_pre_apply_mix(residual, pre)
         return residual, mix, _layer_norm(row, layer_norm_weight, layer_norm_eps)
     tensors = x, fn, scale, base, norm_weight, layer_norm_weight
-    values = *rules, rms, precision, layer_norm_eps, "classic"
+    values = *rules, precision, layer_norm_eps, "classic"
     residual, layer_input, _, post, comb = ops.broadcast(tensors, values)
     return residual, MhcMix(post, comb), layer_input
 
@@ -298,18 +273,11 @@ def mhc_pre_delayed(
     pre_mix=None,
     x=None,
     norm_weight=None,
-    preset=None,
-    rms_eps=None,
-    post_mult=None,
-    pre_eps=None,
-    sinkhorn_eps=None,
-    repeat=None,
-    convention=None,
     layer_norm_weight=None,
     layer_norm_eps=None,
-    rms="mean",
     precision="fp32",
     n_splits=None,
+    **constants: Unpack[MixConstants],
 ):
     """Entry of a sublayer whose collapse uses an older mix: layer_input, MhcMix, pre for the next one.
 
@@ -317,12 +285,12 @@ def mhc_pre_delayed(
     sum over the streams, [N, d].
     """
     name = "mhc_pre_delayed"
-    rules = constants(name, preset, convention, rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps)
+    rules = mix_rules(name, constants)
     if layer_norm_weight is not None and layer_norm_eps is None:
         raise missing_eps(name)
     source = residual if x is None else x.unsqueeze(-2)
     n = residual.shape[-2] if residual is not None else fn_streams(fn)
-    pre, mix = _mixes(source, fn, scale, base, norm_weight, n, rules, rms, precision)
+    pre, mix = _mixes(source, fn, scale, base, norm_weight, n, rules, precision)
     if pre_mix is None:
         row = x if residual is None else residual.select(-2, 0)
         row = row.clone(memory_format=torch.contiguous_format)
@@ -381,9 +349,9 @@ def _first_stream(residual):
     return one_hot.expand(residual.shape[:-1])
 
 
-def _mixes(source, fn, scale, base, norm_weight, n, rules, rms, precision):
+def _mixes(source, fn, scale, base, norm_weight, n, rules, precision):
     """pre and MhcMix by the parts of mhc_pre, which have its bits."""
-    rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps, convention = rules
+    rms_eps, pre_eps, post_mult, repeat, sinkhorn_eps, convention, rms = rules
     mixes = mhc_pre_norm_fn(
         source, fn, norm_weight, rms_eps=rms_eps, rms=rms, precision=precision
     )
@@ -417,5 +385,5 @@ def _layer_norm(row, weight, eps):
         None,
         weight,
     )
-    rules = 1.0, 0.0, 0.0, 1, 1.0, "deepseek"
-    return ops.seam_delayed(tensors, (*rules, "mean", "fp32", eps))[1]
+    rules = 1.0, 0.0, 0.0, 1, 1.0, "deepseek", "mean"
+    return ops.seam_delayed(tensors, (*rules, "fp32", eps))[1]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 
 from engramhc.errors import Error
+from engramhc.ops._arguments import coefficient
 
 from . import _call
-from ._arguments import per_stream
 from ._operator import like, records, traces
 from .mhc import mhc_post, mhc_pre_apply_mix
 
@@ -23,8 +23,8 @@ def mhc_multilayer_recompute(
     Given outputs are written and returned. With gradients it is mhc_pre_apply_mix and mhc_post layer
     by layer, which have the same bits.
     """
-    pre = [per_stream(p, x0) for p in pre]
-    post = [per_stream(p, x0) for p in post]
+    pre = [coefficient(p, x0) for p in pre]
+    post = [coefficient(p, x0) for p in post]
     tensors = [x0, *pre, *layer_output, *post, *comb]
     given = [*(layer_input or ()), *(residual or ())]
     if records(tensors + given) or traces(x0):

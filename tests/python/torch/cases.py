@@ -7,6 +7,7 @@ from typing import Callable
 
 import engramhc.torch as ehc
 import torch
+from engramhc import presets
 
 MIX = {
     "rms_eps": 1e-5,
@@ -185,7 +186,7 @@ CASES = {
         ops=("mhc_pre",),
     ),
     "mhc_pre, plain": Case(
-        lambda **t: ehc.mhc_pre(**t, **MIX, convention="log"),
+        lambda **t: ehc.mhc_pre(**t, preset="paper"),
         lambda s: {"residual": act(s.lead, s.n, s.d), **mix_parameters(s, False, False)},
     ),
     "mhc_pre_big_fuse": Case(
@@ -232,7 +233,7 @@ CASES = {
         },
     ),
     "mhc_pre_delayed, first": Case(
-        lambda **t: ehc.mhc_pre_delayed(**t, **MIX),
+        lambda **t: ehc.mhc_pre_delayed(**t, preset=presets.train, repeat=3),
         lambda s: {"residual": act(s.lead, s.n, s.d), **mix_parameters(s, layer_norm=False)},
     ),
     "mhc_pre_delayed, x": Case(
