@@ -153,7 +153,9 @@ def _tensor(view: View) -> _Tensor:
     integers = ctypes.c_int64 * rank
     strides = None if view.strides is None else integers(*view.strides)
     place = (_HOST, 0) if view.cuda is None else (_CUDA, view.cuda)
-    return _Tensor(view.address, *place, rank, _Type(*TYPES[view.dtype], 1), integers(*view.shape), strides, 0)
+    return _Tensor(
+        view.address, *place, rank, _Type(*TYPES[view.dtype], 1), integers(*view.shape), strides, 0
+    )
 
 
 def _text(value: Any) -> bytes:
@@ -165,7 +167,9 @@ def _text(value: Any) -> bytes:
 
 
 def _arguments(inputs: dict[str, View], outputs: dict[str, View], attributes: dict[str, Any]) -> _Arguments:
-    tensors = [(key, 0, view) for key, view in inputs.items()] + [(key, 1, view) for key, view in outputs.items()]
+    tensors = [(key, 0, view) for key, view in inputs.items()] + [
+        (key, 1, view) for key, view in outputs.items()
+    ]
     named = (_NamedTensor * len(tensors))(
         *[_NamedTensor(key.encode(), out, ctypes.pointer(_tensor(view))) for key, out, view in tensors]
     )

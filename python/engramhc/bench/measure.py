@@ -104,7 +104,9 @@ def _variants(
             if variant == OURS:
                 raise
             text = str(error).strip().splitlines()
-            remarks[f"{variant}, {name} {direction}: {type(error).__name__}: {text[0] if text else ''}"] = None
+            remarks[f"{variant}, {name} {direction}: {type(error).__name__}: {text[0] if text else ''}"] = (
+                None
+            )
             continue
         functions[variant] = function
     expected = results.get("torch eager")
@@ -129,9 +131,7 @@ def _direction(maker: Callable, inputs: dict, direction: str) -> Callable | None
         return None  # a peer without autograd
     outputs = _as_tuple(function())  # the graph, whose backward alone is measured
     generator = torch.Generator(outputs[0].device).manual_seed(1)
-    upstream = [
-        torch.randn(x.shape, generator=generator, device=x.device).to(x.dtype) for x in outputs
-    ]
+    upstream = [torch.randn(x.shape, generator=generator, device=x.device).to(x.dtype) for x in outputs]
     return lambda: torch.autograd.grad(outputs, wanted, upstream, retain_graph=True)
 
 

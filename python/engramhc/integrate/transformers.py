@@ -110,9 +110,7 @@ def _indexed_layer(self: Any, hidden_states: Tensor, attention_mask: Any = None,
 
     def attention(x: Tensor) -> Tensor:
         nonlocal topk_indices
-        out = self.self_attn(
-            hidden_states=self.input_layernorm(x), attention_mask=attention_mask, **kwargs
-        )
+        out = self.self_attn(hidden_states=self.input_layernorm(x), attention_mask=attention_mask, **kwargs)
         if is_linear:
             return out
         topk_indices = out[2]

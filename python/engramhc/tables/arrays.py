@@ -168,7 +168,11 @@ def empty(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def where(condition: Any, value: int, array: Any) -> Any:
-    return array.masked_fill(condition, value) if is_torch(array) else np.where(condition, array.dtype.type(value), array)
+    return (
+        array.masked_fill(condition, value)
+        if is_torch(array)
+        else np.where(condition, array.dtype.type(value), array)
+    )
 
 
 def view(array: Any, dtype: str, shape: tuple[int, ...]) -> View:

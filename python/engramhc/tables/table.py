@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _capi
+from .. import _capi, _core
 from .._capi import View
 from ..errors import Error, ShapeError, TableError, UnsupportedError
 from . import arrays, storage
@@ -36,6 +36,7 @@ class Table:
         self.nbytes: int = self.rows * storage.row_bytes(format, self.dim)
         self._lock = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
+        self._worker_process = 0  # a fork does not take the thread along
         self._side_streams: dict[int, Any] = {}
         self._counts = {"lookups": 0, "prefetches": 0, "rows": 0, "bytes": 0}
         self._out_of_range: dict[int | None, Any] = {None: 0}  # by GPU, where the count stays
@@ -67,7 +68,9 @@ class Table:
         if placement == "file":
             raise UnsupportedError("table: attribute 'placement': expected host or device, got 'file'")
         if format not in FORMATS:
-            raise TableError(f"table: attribute 'format': expected one of {', '.join(FORMATS)}, got {format!r}")
+            raise TableError(
+                f"table: attribute 'format': expected one of {', '.join(FORMATS)}, got {format!r}"
+            )
         if rows < 0 or dim < 1 or (format == "fp8" and dim % GROUP):
             raise ShapeError(f"table: attribute 'dim': expected rows of {format}, got [{rows},{dim}]")
         return cls([storage.allocate(format, rows, dim, placement)], format, placement, "created", None)
@@ -82,7 +85,13 @@ class Table:
         return self._rows_of(idx, out, arrays.row_type(dtype), device, check)
 
     def prefetch(
-        self, idx: Any, *, stream: Any = None, dtype: Any = None, device: Any = None, check: bool | None = None
+        self,
+        idx: Any,
+        *,
+        stream: Any = None,
+        dtype: Any = None,
+        device: Any = None,
+        check: bool | None = None,
     ) -> Ticket:
         """The same while the caller goes on: on a side stream (`stream`, or one of the table's own)
         where a GPU gathers, else on a thread. idx must not change before the ticket's `wait`."""
@@ -98,8 +107,8 @@ class Table:
             future.set_result(task())
             return Ticket(self, future)
         with self._lock:
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, "engramhc-table")
+            if self._worker is None or self._worker_process != os.getpid():
+                self._worker, self._worker_process = ThreadPoolExecutor(1, "engramhc-table"), os.getpid()
             return Ticket(self, self._worker.submit(task))
 
     def store(self, begin: int, values: Any) -> None:
@@ -120,7 +129,13 @@ class Table:
         weight = _rows(block.weight, begin, count)
         if block.scale is not None:
             scale = _rows(block.scale, begin, count)
-            self._run(gpu, "engram.quantize_rows", {"values": source}, {"weight": weight, "scale": scale}, group=GROUP)
+            self._run(
+                gpu,
+                "engram.quantize_rows",
+                {"values": source},
+                {"weight": weight, "scale": scale},
+                group=GROUP,
+            )
         else:
             every = arrays.to_compute(np.arange(count).reshape(count, 1), gpu)
             inputs = {"table": source, "indices": arrays.index_view(every)}
@@ -135,7 +150,7 @@ class Table:
         """Waits for the prefetch at work, cancels the others and lets the rows go."""
         with self._lock:
             worker, self._worker = self._worker, None
-        if worker is not None:
+        if worker is not None and self._worker_process == os.getpid():
             worker.shutdown(cancel_futures=True)
         self._blocks = None
 
@@ -297,13 +312,13 @@ def _context(gpu: int | None) -> _capi.Context:
     """This thread's context for the processor, or for a GPU's current stream."""
     known = _contexts.__dict__
     if gpu is None:
-        key = "cpu"
+        threads = _core.library().num_threads() if _core.library.cache_info().currsize else 0
+        key = f"cpu {os.getpid()} {threads}"  # a fork does not take the threads along
     else:
         import torch
 
-        key = f"cuda {gpu} {torch.cuda.current_stream(gpu).cuda_stream}"
+        stream = torch.cuda.current_stream(gpu).cuda_stream
+        key = f"cuda {gpu} {stream}"
     if key not in known:
-        known[key] = (
-            _capi.Context.cpu() if gpu is None else _capi.Context.cuda(gpu, int(key.rsplit(" ", 1)[1]))
-        )
+        known[key] = _capi.Context.cpu(threads) if gpu is None else _capi.Context.cuda(gpu, stream)
     return known[key]

@@ -90,6 +90,7 @@ def test_from_ids_to_rows_of_a_table(token_map):
         values = np.arange(table.rows * 8, dtype=np.float32).reshape(-1, 8)
         table.store(0, values)
         idx = ehc.engram_hash_ids(ids, token_map, layout, layer=14)
-        rows = table.prefetch(idx, dtype="fp32").wait()
+        rows = ehc.prefetch(table, idx, dtype="fp32").wait()
+        assert torch.equal(ehc.lookup(table, idx, dtype="fp32"), rows)
         assert rows.shape == (1, 4, 9 * 8)
         np.testing.assert_array_equal(rows.numpy(), values[idx.numpy()].reshape(1, 4, 72))
