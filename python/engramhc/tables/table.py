@@ -35,6 +35,7 @@ class Table:
         self.format, self.placement, self.name, self.heads = format, placement, name, heads
         self.nbytes: int = self.rows * storage.row_bytes(format, self.dim)
         self._lock = threading.Lock()
+        self._calls = threading.local()
         self._worker: ThreadPoolExecutor | None = None
         self._worker_process = 0  # a fork does not take the thread along
         self._side_streams: dict[int, Any] = {}
@@ -128,18 +129,12 @@ class Table:
         source = arrays.view(values, arrays.row_type(values.dtype), (count, self.dim))
         weight = _rows(block.weight, begin, count)
         if block.scale is not None:
-            scale = _rows(block.scale, begin, count)
-            self._run(
-                gpu,
-                "engram.quantize_rows",
-                {"values": source},
-                {"weight": weight, "scale": scale},
-                group=GROUP,
-            )
+            outputs = {"weight": weight, "scale": _rows(block.scale, begin, count)}
+            _context(gpu).run("engram.quantize_rows", {"values": source}, outputs, {"group": GROUP})
         else:
             every = arrays.to_compute(np.arange(count).reshape(count, 1), gpu)
             inputs = {"table": source, "indices": arrays.index_view(every)}
-            self._run(gpu, "engram.gather_fwd", inputs, {"embedding": weight}, out_dtype=weight.dtype)
+            _context(gpu).run("engram.gather_fwd", inputs, {"embedding": weight}, {"out_dtype": weight.dtype})
 
     def stats(self) -> dict[str, int]:
         """Calls, rows and bytes asked for so far, and indices out of range that gave zeros."""
@@ -197,7 +192,7 @@ class Table:
         source = arrays.to_compute(idx, gpu)
         if check is False or (check is None and gpu is not None):
             source = self._without_strays(source, gpu)
-        elif gpu is not None and bool(((source < -1) | (source >= self.rows)).any()):
+        elif gpu is not None and bool(arrays.strays(source, self.rows).any()):
             raise self._stray("others too")
         is_target = out is not None and arrays.gpu_of(out) == gpu
         target = out if is_target else arrays.empty(source, dtype, shape)
@@ -210,7 +205,7 @@ class Table:
 
     def _without_strays(self, idx: Any, gpu: int | None) -> Any:
         """Indices that no row has become -1 and are counted, on a GPU without waiting for it."""
-        strays = (idx < -1) | (idx >= self.rows)
+        strays = arrays.strays(idx, self.rows)
         with self._lock:
             self._out_of_range[gpu] = self._out_of_range.get(gpu, 0) + strays.sum()
         return arrays.where(strays, -1, idx)
@@ -218,11 +213,11 @@ class Table:
     def _gather(self, idx: Any, target: Any, dtype: str, gpu: int | None) -> None:
         blocks = self._open_blocks()
         if len(blocks) == 1:
-            self._gather_block(blocks[0], arrays.index_view(idx), target, dtype, gpu)
+            self._gather_block(0, arrays.index_view(idx), target, dtype, gpu)
             return
         # Shards in files, on the CPU: each gives the rows that lie in it, as bits.
         flat = arrays.as_numpy(idx).reshape(-1)
-        outside = flat[(flat < -1) | (flat >= self.rows)]
+        outside = flat[arrays.strays(flat, self.rows)]
         if outside.size:
             raise self._stray(outside[0])
         rows = arrays.as_bits(target, dtype).reshape(flat.size, self.dim)
@@ -232,27 +227,31 @@ class Table:
             places = np.flatnonzero(shard_of == shard)
             local = (flat[places] - self._begins[shard]).astype(np.int64).reshape(-1, 1)
             found = np.empty((places.size, self.dim), rows.dtype)
-            self._gather_block(blocks[shard], arrays.index_view(local), found, dtype, None)
+            self._gather_block(int(shard), arrays.index_view(local), found, dtype, None)
             rows[places] = found
 
-    def _gather_block(self, block: Block, indices: View, target: Any, dtype: str, gpu: int | None) -> None:
+    def _gather_block(self, shard: int, indices: View, target: Any, dtype: str, gpu: int | None) -> None:
         tokens, columns = indices.shape
         embedding = arrays.view(target, dtype, (tokens, columns * self.dim))
-        weight = block.weight._replace(cuda=gpu)  # pinned memory has the same address on a GPU
-        if block.scale is None:
-            inputs = {"table": weight, "indices": indices}
-            self._run(gpu, "engram.gather_fwd", inputs, {"embedding": embedding}, out_dtype=dtype)
-        else:
-            inputs = {"weight": weight, "scale": block.scale._replace(cuda=gpu), "indices": indices}
-            outputs = {"embedding": embedding}
-            self._run(gpu, "engram.gather_dequant", inputs, outputs, group=GROUP, out_dtype=dtype)
-
-    def _run(self, gpu: int | None, name: str, inputs: dict, outputs: dict, **attributes: Any) -> None:
+        calls = self._calls.__dict__  # of this thread
+        key = f"{shard} {indices.dtype} {dtype} {gpu}"
+        if key not in calls:
+            calls[key] = self._call(self._open_blocks()[shard], indices, embedding, gpu)
         try:
-            _context(gpu).run(name, inputs, outputs, attributes)
+            calls[key].run(_context(gpu), indices=indices, embedding=embedding)
         except Error as error:
             what = str(error).partition(": ")[2].replace("'indices'", "'idx'")
             raise TableError(f"{self}: {what}") from None
+
+    @staticmethod
+    def _call(block: Block, indices: View, embedding: View, gpu: int | None) -> _capi.Call:
+        weight = block.weight._replace(cuda=gpu)  # pinned memory has the same address on a GPU
+        outputs, attributes = {"embedding": embedding}, {"out_dtype": embedding.dtype}
+        if block.scale is None:
+            inputs = {"table": weight, "indices": indices}
+            return _capi.Call("engram.gather_fwd", inputs, outputs, attributes)
+        inputs = {"weight": weight, "scale": block.scale._replace(cuda=gpu), "indices": indices}
+        return _capi.Call("engram.gather_dequant", inputs, outputs, {"group": GROUP, **attributes})
 
     def _stray(self, got: Any) -> TableError:
         return TableError(f"{self}: tensor 'idx': expected -1 or a row below {self.rows}, got {got}")

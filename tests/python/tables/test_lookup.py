@@ -221,9 +221,13 @@ def test_a_fork_can_look_up(tmp_path):
         table.prefetch(idx, dtype="fp32").wait()
         child = os.fork()
         if child == 0:
-            rows = [table.lookup(idx, dtype="fp32"), table.prefetch(idx, dtype="fp32").wait()]
-            right = all(np.array_equal(bits(r), expected_rows(tensors, idx, "F32")) for r in rows)
-            os._exit(0 if right else 1)
+            status = 1
+            try:
+                rows = [table.lookup(idx, dtype="fp32"), table.prefetch(idx, dtype="fp32").wait()]
+                expected = expected_rows(tensors, idx, "F32")
+                status = 0 if all(np.array_equal(bits(r), expected) for r in rows) else 2
+            finally:
+                os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
