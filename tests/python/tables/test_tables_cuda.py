@@ -21,7 +21,7 @@ def values():
 
 def indices(*shape, seed=1):
     idx = torch.from_numpy(np.random.default_rng(seed).integers(-1, ROWS, shape))
-    idx.view(-1)[0] = -1
+    idx.view(-1)[:1] = -1
     return idx
 
 
@@ -71,7 +71,7 @@ def test_prefetch_runs_on_a_side_stream(placement):
         tickets = [table.prefetch(idx.cuda()) for idx in batches]
         torch.cuda._sleep(1_000_000)  # work of the current stream
         for idx, ticket in zip(batches, tickets):
-            same(ticket.wait() + 0, truth.lookup(idx))
+            same(ticket.wait().clone(), truth.lookup(idx))
         stream = torch.cuda.Stream()
         ticket = table.prefetch(batches[0].cuda(), stream=stream)
         same(ticket.wait(), truth.lookup(batches[0]))
