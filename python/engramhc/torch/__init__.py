@@ -35,3 +35,8 @@ from .mhc import (
 )
 from .recompute import RecomputePlan, mhc_multilayer_recompute, mhc_recompute_plan
 from .sums import allow_nondeterministic
+from .engram_modules import Engram, EngramConfig, EngramTable
+from .lookups import lookup, prefetch
+from .modules import MhcExpand, MhcHead, MhcMean, MhcSublayer
+from .multilayer import MultiLayerRecompute
+from .optimizer import EngramSinkhorn

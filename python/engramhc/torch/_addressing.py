@@ -1,12 +1,10 @@
-"""Borders of sequences, and the tables of token maps and hash layouts on a device."""
+"""Borders of sequences, and the arrays of token maps and hash layouts on a device."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-
-from engramhc.errors import ArgumentError
 
 _on_device: dict = {}
 
@@ -22,49 +20,18 @@ def sequence_borders(lead, cu_seqlens, device):
 
 
 def columns_of(layout, layer, device):
-    """multipliers [L, Nmax], vocab_sizes [L, Nmax-1, Kh] and offsets [L, C] of a layout on a device,
-    of all layers or of one alone."""
+    """multipliers [L, Nmax], vocab_sizes [L, Nmax-1, Kh] and offsets [L, C] of a layout on a device, of
+    all layers or of one alone. They stay for the next call, which may be captured in a graph."""
     key = id(layout), device
     if key not in _on_device:
-        tensors = tuple(
-            torch.tensor(getattr(layout, name), dtype=dtype, device=device)
-            for name, dtype in (
-                ("multipliers", torch.int64),
-                ("vocab_sizes", torch.int32),
-                ("offsets", _offset_type(layout)),
-            )
-        )
-        _on_device[key] = layout, tensors  # the layout too, or its id might be another's
-    tensors = _on_device[key][1]
+        _on_device[key] = layout, layout.torch(device)  # the layout too, or its id might be another's
+    arrays = _on_device[key][1]
     if layer is None:
-        return tensors
-    position = layer_position(layout, layer)
-    return tuple(tensor[position : position + 1] for tensor in tensors)
+        return arrays
+    position = layout.position(layer)
+    return tuple(array[position : position + 1] for array in arrays)
 
 
-def _offset_type(layout):
-    largest = max((max(row) for row in layout.offsets), default=0)
-    return torch.int32 if largest < 2**31 else torch.int64
-
-
-def layer_position(layout, layer):
-    """Where a layer of the model stands in the layout."""
-    layer_ids = getattr(layout, "layer_ids", None)
-    if layer_ids is None:
-        layer_ids = range(len(layout.multipliers))
-    if layer not in layer_ids:
-        raise ArgumentError(
-            f"engram_hash_ids: argument 'layer': expected one of {list(layer_ids)}, got {layer}"
-        )
-    return list(layer_ids).index(layer)
-
-
-def token_table(token_map, device):
-    """The compressed id of every token id, I32[V], on a device."""
-    if isinstance(token_map, torch.Tensor):
-        return token_map
-    key = id(token_map), device
-    if key not in _on_device:
-        table = torch.as_tensor(token_map.table, dtype=torch.int32).to(device)
-        _on_device[key] = token_map, table
-    return _on_device[key][1]
+def token_table(token_map, ids):
+    """The compressed id of every token id, I32[V], where `ids` are."""
+    return token_map if isinstance(token_map, torch.Tensor) else token_map.table_for(ids)

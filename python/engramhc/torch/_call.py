@@ -47,7 +47,7 @@ def fill(op: str, tensors: tuple, values: tuple, out: tuple) -> None:
                 dict(zip(known.outputs, out)),
                 dict(zip(known.attributes, values)),
             )
-        copies = with_unit_strides(tensors)
+        copies = contiguous(tensors)
         if copies is None:
             raise
         operator.fill(op, copies, values, out)
@@ -71,7 +71,7 @@ def run(op: str, inputs: dict, outputs: dict, attributes: dict) -> None:
     except Error:
         if _double.takes(op, given):
             return _double.fill(op, inputs, outputs, attributes)
-        copies = with_unit_strides(given)
+        copies = contiguous(given)
         if copies is None:
             raise
         known.operator.fill(op, copies, values, out)
@@ -88,24 +88,24 @@ def made(op: str, inputs: dict, attributes: dict, outputs: dict | None = None) -
     except Error:
         if _double.takes(op, given):
             return _double.made(op, inputs, attributes, outputs or {})
-        copies = with_unit_strides(given)
+        copies = contiguous(given)
         if copies is None:
             raise
         results = known.operator(op, copies, values, out)
     return {name: result for name, result in zip(known.outputs, results) if result is not None}
 
 
-def with_unit_strides(tensors: tuple) -> tuple | None:
-    """The tensors with copies of those whose last stride is not 1; None when there are none."""
-    copies = tuple(map(_with_unit_stride, tensors))
+def contiguous(tensors: tuple) -> tuple | None:
+    """The tensors with contiguous copies of those that are not; None when all are."""
+    copies = tuple(map(_contiguous, tensors))
     return None if all(a is b for a, b in zip(copies, tensors)) else copies
 
 
-def _with_unit_stride(value):
+def _contiguous(value):
     if isinstance(value, (list, tuple)):
-        copies = [_with_unit_stride(item) for item in value]
+        copies = [_contiguous(item) for item in value]
         return value if all(a is b for a, b in zip(copies, value)) else copies
-    if isinstance(value, torch.Tensor) and value.dim() and value.stride(-1) != 1:
+    if isinstance(value, torch.Tensor) and not value.is_contiguous():
         return value.contiguous()
     return value
 

@@ -90,14 +90,15 @@ def summed_in_any_order(gradient, indices, table):
 
 def rows_of(unique, rows, table):
     """The sparse gradient of a table; rows that are not there count as zeros of row 0."""
-    there = unique >= 0
-    if unique.device.type == "cpu":
+    there, on_cpu = unique >= 0, unique.device.type == "cpu"
+    if on_cpu:
         unique, rows = unique[there], rows[there]
     else:  # no wait for the number of rows
         rows = torch.where(there.unsqueeze(1), rows, 0)
         unique = unique.clamp(min=0)
     indices = unique.to(torch.int64).unsqueeze(0)
-    return torch.sparse_coo_tensor(indices, rows.to(table.dtype), table.shape, check_invariants=False)
+    values = rows.to(table.dtype)  # checks of the indices would wait for a GPU
+    return torch.sparse_coo_tensor(indices, values, table.shape, check_invariants=on_cpu)
 
 
 gather = Operator(

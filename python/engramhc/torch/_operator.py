@@ -146,17 +146,17 @@ class Operator:
 
     # --- calls ----------------------------------------------------------------------------------
 
-    def __call__(self, tensors, values=(), into=None, out=None):
+    def __call__(self, tensors, values=(), into=None, out=None, kept=None):
         """The outputs: one tensor, or a tuple of several.
 
         `values` are the attributes in order. `into` is a GradAccumulator; `out` takes the only output,
-        in place where it is an input.
+        in place where it is an input. A list `kept` gets the hidden outputs of a recorded call.
         """
         first = tensors[0]
         if traces(first):
             return self._trace(tensors, values, into, out)
         if self.lead and first.dim() == self.lead:
-            return self._lifted(tensors, values, into, out)
+            return self._lifted(tensors, values, into, out, kept)
         try:
             if self.backward is not None and records(tensors):
                 if out is not None:
@@ -164,7 +164,7 @@ class Operator:
                         f"{self.name}: argument 'out': expected no gradients to be recorded, got an "
                         "input that requires them"
                     )
-                return _record(self, values, into, *tensors)
+                return _record(self, values, into, kept, *tensors)
             if out is not None:
                 if self.inplace and any(out is tensor for tensor in tensors):
                     values = (*values, *self.inplace)
@@ -176,13 +176,15 @@ class Operator:
         except Error as error:
             raise self.renamed(error) from None
 
-    def _lifted(self, tensors, values, into, out):
+    def _lifted(self, tensors, values, into, out, kept):
         """The same with one token more in front of what has leading dimensions."""
         lifted = tuple(
             t.unsqueeze(0) if leads and isinstance(t, torch.Tensor) else t
             for t, leads in zip(tensors, self.leading)
         )
-        results = self(lifted, values, into, None if out is None else out.unsqueeze(0))
+        results = self(lifted, values, into, None if out is None else out.unsqueeze(0), kept)
+        if kept:
+            kept[:] = [hidden.squeeze(0) for hidden in kept]
         if out is not None:
             return out
         return results.squeeze(0) if self.is_single else tuple(r.squeeze(0) for r in results)
@@ -425,14 +427,16 @@ class _Recorded(torch.autograd.Function):
     """An operator in eager mode, recorded by autograd."""
 
     @staticmethod
-    def forward(ctx, operator, values, into, *tensors):
+    def forward(ctx, operator, values, into, keep, *tensors):
         made = operator.empty(operator.new, tensors, values)
-        if tensors[0].numel() < KEPT_FROM and operator.hidden:
+        if keep is None and operator.hidden and tensors[0].numel() < KEPT_FROM:
             kept, also = operator.absent, operator.absent_also
         else:
             kept = operator.empty(operator.keep, tensors, values)
             also = [made[position] for position in operator.also]
         operator.fill(tensors, values, made, kept)
+        if keep is not None:
+            keep.extend(kept)
         ctx.operator, ctx.values, ctx.into = operator, values, into
         ctx.parameters = [tensors[position] for position in operator.weight_positions]
         ctx.save_for_backward(*tensors, *kept, *also)
@@ -458,9 +462,9 @@ class _Recorded(torch.autograd.Function):
                 ctx.into.take(got)
         row = [
             got.get(name) if wanted else None
-            for name, wanted in zip(operator.inputs, ctx.needs_input_grad[3:])
+            for name, wanted in zip(operator.inputs, ctx.needs_input_grad[4:])
         ]
-        return (None, None, None, *(once(operator.name, row) if torch.is_grad_enabled() else row))
+        return (None, None, None, None, *(once(operator.name, row) if torch.is_grad_enabled() else row))
 
 
 # Function.apply without its support of functorch, in whose transforms no call comes here.

@@ -78,7 +78,7 @@ def engram_hash_ids(
     """
     multipliers, vocab_sizes, offsets = columns_of(layout, layer, ids.device)
     if token_map is not None:
-        ids = ops.compress((ids, token_table(token_map, ids.device)), (ids.device.type == "cpu",))
+        ids = ops.compress((ids, token_table(token_map, ids)), (ids.device.type == "cpu",))
     window = engram_window(
         ids,
         max_ngram=multipliers.shape[-1],

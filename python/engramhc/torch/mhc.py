@@ -80,14 +80,20 @@ def mhc_pre(
 
     `n_splits` changes nothing: the projection picks splits that no bit depends on.
     """
+    tensors = residual, fn, scale, base, norm_weight, layer_norm_weight
+    return entry(tensors, constants, precision, layer_norm_eps, grad_acc)
+
+
+def entry(tensors, constants, precision, layer_norm_eps, grad_acc=None, kept=None):
+    """mhc_pre; a list `kept` gets what it saves for its backward, pre [..., n] first."""
     rules = mix_rules("mhc_pre", constants)
+    residual, *weights = tensors
+    if weights[-1] is not None and layer_norm_eps is None:
+        raise missing_eps("mhc_pre")
     if grad_acc is not None:
         residual = grad_acc.share("mhc_pre", residual)
-    if layer_norm_weight is not None and layer_norm_eps is None:
-        raise missing_eps("mhc_pre")
-    tensors = residual, fn, scale, base, norm_weight, layer_norm_weight
     values = *rules, precision, layer_norm_eps
-    layer_input, post, comb = ops.pre(tensors, values, into=grad_acc)
+    layer_input, post, comb = ops.pre((residual, *weights), values, into=grad_acc, kept=kept)
     return layer_input, MhcMix(post, comb)
 
 
@@ -257,7 +263,7 @@ def mhc_pre_broadcast(
         residual = expand_to_mhc(x, n)
         pre, mix = _mixes(x.unsqueeze(-2), fn_sum, scale, base, None, n, rules, precision)
         row = mhc_pre_apply_mix(residual, pre)
-        return residual, mix, _layer_norm(row, layer_norm_weight, layer_norm_eps)
+        return residual, mix, layer_norm(row, layer_norm_weight, layer_norm_eps)
     tensors = x, fn, scale, base, norm_weight, layer_norm_weight
     values = *rules, precision, layer_norm_eps, "classic"
     residual, layer_input, _, post, comb = ops.broadcast(tensors, values)
@@ -296,7 +302,7 @@ def mhc_pre_delayed(
         row = row.clone(memory_format=torch.contiguous_format)
     else:
         row = mhc_pre_apply_mix(residual, pre_mix)
-    return _layer_norm(row, layer_norm_weight, layer_norm_eps), mix, pre
+    return layer_norm(row, layer_norm_weight, layer_norm_eps), mix, pre
 
 
 def mhc_head_compute_mix(mixes, scale, base, *, pre_eps):
@@ -362,7 +368,7 @@ def _mixes(source, fn, scale, base, norm_weight, n, rules, precision):
     return pre, MhcMix(post, comb)
 
 
-def _layer_norm(row, weight, eps):
+def layer_norm(row, weight, eps):
     """RMSNorm of a row [..., d] with the bits of the fused functions.
 
     It is the seam of one stream that passes itself on: post 0, comb 1, pre 1.

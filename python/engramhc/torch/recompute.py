@@ -86,7 +86,7 @@ def mhc_recompute_plan(layers, n, *, stage_borders=()):
     `stage_borders` are the first layers of the pipeline stages after the first.
     """
     borders = [0, *stage_borders, layers]
-    stages = [b - a for a, b in zip(borders, borders[1:])]
+    stages = tuple(b - a for a, b in zip(borders, borders[1:]))
     attributes = {"layers": layers, "n": n, "d": 1, "stages": stages}
     try:
         got = _call.made("mhc.plan_recompute", {}, attributes)
