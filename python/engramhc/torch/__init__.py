@@ -12,7 +12,6 @@ from .engram import (
 )
 from engramhc.ops._arguments import MhcMix
 
-from .lookup import lookup, prefetch
 from .mhc import (
     expand_to_mhc,
     mhc_collapse,
