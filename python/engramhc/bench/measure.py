@@ -43,10 +43,27 @@ def run(
     where = torch.device(device)
     torch._functorch.config.donated_buffer = False  # or a compiled backward could run only once
     torch.manual_seed(0)
-    ceiling = timing.copy_rate(where, repeats)
     remarks: dict[str, None] = {}
+    with timing.measuring(where):
+        results = _run(
+            list(operators) or list(CASES), where, tokens, width, repeats, compile, progress, remarks
+        )
+    return results, list(remarks)
+
+
+def _run(
+    operators: list[str],
+    where: torch.device,
+    tokens: int,
+    width: int,
+    repeats: int,
+    compile: bool,
+    progress: Callable[[str], None],
+    remarks: dict[str, None],
+) -> list[Result]:
+    ceiling = timing.copy_rate(where, repeats)
     results = []
-    for name in operators or CASES:
+    for name in operators:
         case = CASES[name]
         for direction in ("forward", "backward") if case.backward_values else ("forward",):
             progress(f"{name} {direction}")
@@ -69,7 +86,7 @@ def run(
                         values.get(variant),
                     )
                 )
-    return results, list(remarks)
+    return results
 
 
 def _variants(

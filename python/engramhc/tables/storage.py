@@ -44,6 +44,13 @@ class Block:
     keep: Any  # what owns the memory
 
     @property
+    def gpu(self) -> int | None:
+        """The GPU with the rows, or for rows in pinned host memory the current one."""
+        if self.is_pinned:
+            return sys.modules["torch"].cuda.current_device()
+        return self.weight.cuda
+
+    @property
     def is_pinned(self) -> bool:
         """Host memory that kernels can read in place."""
         return isinstance(self.keep, _HostMemory) and self.keep.is_pinned

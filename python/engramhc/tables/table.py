@@ -40,7 +40,10 @@ class Table:
         self._worker_process = 0  # a fork does not take the thread along
         self._side_streams: dict[int, Any] = {}
         self._counts = {"lookups": 0, "prefetches": 0, "rows": 0, "bytes": 0}
-        self._out_of_range: dict[int | None, Any] = {None: 0}  # by GPU, where the count stays
+        self._out_of_range = 0
+        self._counters: dict[int, Any] = {}  # the same, on GPUs
+        if (gpu := blocks[0].gpu) is not None:
+            self._counter_on(gpu)  # a graph may be captured on first use, but not this
 
     @classmethod
     def open(
@@ -139,7 +142,8 @@ class Table:
     def stats(self) -> dict[str, int]:
         """Calls, rows and bytes asked for so far, and indices out of range that gave zeros."""
         with self._lock:
-            return {**self._counts, "out_of_range": sum(int(count) for count in self._out_of_range.values())}
+            strays = self._out_of_range + sum(int(counter) for counter in self._counters.values())
+            return {**self._counts, "out_of_range": strays}
 
     def close(self) -> None:
         """Waits for the prefetch at work, cancels the others and lets the rows go."""
@@ -203,11 +207,21 @@ class Table:
             out[...] = target
         return out
 
+    def _counter_on(self, gpu: int) -> Any:
+        if gpu not in self._counters:
+            import torch
+
+            self._counters[gpu] = torch.zeros((), dtype=torch.int64, device=torch.device("cuda", gpu))
+        return self._counters[gpu]
+
     def _without_strays(self, idx: Any, gpu: int | None) -> Any:
         """Indices that no row has become -1 and are counted, on a GPU without waiting for it."""
         strays = arrays.strays(idx, self.rows)
-        with self._lock:
-            self._out_of_range[gpu] = self._out_of_range.get(gpu, 0) + strays.sum()
+        if gpu is None:
+            with self._lock:
+                self._out_of_range += int(strays.sum())
+        else:
+            self._counter_on(gpu).add_(strays.sum())
         return arrays.where(strays, -1, idx)
 
     def _gather(self, idx: Any, target: Any, dtype: str, gpu: int | None) -> None:
