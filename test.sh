@@ -25,10 +25,11 @@ fi
 
 jobs=$(nproc)
 summary=()
+options=()  # of the configuration, besides
 build() {  # preset, targets...
   local preset=$1
   shift
-  cmake --preset "$preset" -DEHC_WERROR=$werror >"build/$preset.configure.log" 2>&1 || {
+  cmake --preset "$preset" -DEHC_WERROR=$werror "${options[@]}" >"build/$preset.configure.log" 2>&1 || {
     cat "build/$preset.configure.log"
     return 1
   }
@@ -36,12 +37,16 @@ build() {  # preset, targets...
 }
 
 stage_cpu() {
+  options=(-DEHC_PYTHON=OFF)  # tvm-ffi may not be there yet
   build cpu all
   ctest --test-dir build/cpu -j "$jobs" --output-on-failure --no-tests=error
 }
 stage_python() {
   tools/python_environment.sh
-  EHC_BUILD=build/cpu .venv/bin/python -m pytest -q tests/python
+  options=(-DEHC_PYTHON=ON "-DPython_EXECUTABLE=$PWD/.venv/bin/python")
+  build cpu ehc_python ehc_program
+  EHC_BUILD=build/cpu .venv/bin/python -m pytest -q -n "$jobs" tests/python
+  tools/wheel_test.sh
 }
 stage_check() { build/cpu/bin/ehc check; }
 stage_asan() {  # clang, so that one build serves the fuzz targets too
