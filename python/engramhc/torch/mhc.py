@@ -5,18 +5,23 @@ Shapes: residual [..., n, d], coefficients [..., n] and [..., n, n] ([input stre
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import TYPE_CHECKING
 
 import torch
 
 from engramhc.errors import UnsupportedError
-from engramhc.ops._arguments import MhcMix, MixConstants, coefficient, mix_rules
+from engramhc.ops._arguments import MhcMix, coefficient, mix_rules
 
 from . import _mhc_operators as ops
 from . import _projection as projection
 from ._arguments import missing_eps, same_type
 from ._bias import add_bias
 from ._operator import records
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from engramhc.ops._arguments import MixConstants
 
 
 def expand_to_mhc(x, n, *, out=None):
