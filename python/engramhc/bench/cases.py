@@ -150,8 +150,10 @@ CASES: dict[str, Case] = {
         _block,
         _recompute,
         formulas.recompute,
-        lambda t, d: (2 * STREAMS * d + LAYERS * ((4 + 2 * STREAMS) * d + 4 * STREAMS * (STREAMS + 2)))
-        * max(1, t // 4),
+        lambda t, d: (
+            (2 * STREAMS * d + LAYERS * ((4 + 2 * STREAMS) * d + 4 * STREAMS * (STREAMS + 2)))
+            * max(1, t // 4)
+        ),
         None,
     ),
     "engram_gate": Case(

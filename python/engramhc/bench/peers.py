@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .formulas import EPS, POST_MULT, REPEAT
+from .formulas import EPS, REPEAT
 
 Inputs = dict[str, Tensor]
 # A function of no arguments and whether autograd runs through it to the inputs.

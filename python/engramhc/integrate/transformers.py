@@ -13,7 +13,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..torch import (

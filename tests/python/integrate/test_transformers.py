@@ -149,9 +149,7 @@ def test_the_operators_are_ours(build, monkeypatch):
     calls = []
     for name in ("mhc_pre", "mhc_pre_norm_fn", "mhc_post", "mhc_head"):
         function = getattr(adapter, name)
-        counted = lambda *a, _name=name, _function=function, **k: calls.append(_name) or _function(
-            *a, **k
-        )  # noqa: E731
+        counted = lambda *a, _name=name, _function=function, **k: calls.append(_name) or _function(*a, **k)  # noqa: E731
         monkeypatch.setattr(adapter, name, counted)
     model, count = made(build)
     swap_hyper_connections(model)

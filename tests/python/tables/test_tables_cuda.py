@@ -54,9 +54,10 @@ def test_placements_do_not_change_a_bit(format, placement):
 def test_rows_of_a_file(tmp_path):
     path = tmp_path / "rows.bin"
     path.write_bytes(values().tobytes())
-    with Table.open(path, format=f"fp32[{DIM}]") as file, Table.open(
-        path, format=f"fp32[{DIM}]", placement="device"
-    ) as device:
+    with (
+        Table.open(path, format=f"fp32[{DIM}]") as file,
+        Table.open(path, format=f"fp32[{DIM}]", placement="device") as device,
+    ):
         idx = indices(200, 4)
         expected = file.lookup(idx)
         for table in (file, device):
