@@ -85,9 +85,8 @@ class NumpyArrays:
         return self._module.stack(arrays)
 
     def broadcast(self, array: Any, shape: tuple[int, ...]) -> Any:
-        return np.lib.stride_tricks.as_strided(
-            array, shape, (0,) * (len(shape) - array.ndim) + array.strides
-        )  # broadcast_to would make it read-only, which DLPack does not describe
+        # What broadcast_to makes is read-only, which DLPack does not describe.
+        return np.lib.stride_tricks.as_strided(array, shape, np.broadcast_to(array, shape).strides)
 
     @contextlib.contextmanager
     def stream(self, stream: int | None, like: Any) -> Iterator[int | None]:

@@ -138,8 +138,8 @@ class Operator:
                     result = self._with_workspace(result, inputs, attributes, made, None, like, framework)
                 if result is None:
                     return made
-            except (BufferError, IndexError, KeyError, _Refused):
-                pass
+            except (BufferError, RuntimeError, IndexError, KeyError, _Refused):
+                pass  # the long way finds the words
         like = _first(inputs)
         framework = framework_of(like)
         with framework.stream(stream, like) as stream:
@@ -179,6 +179,9 @@ class Operator:
             raise error.translated(call.title, call.names) from None
         except BufferError as error:
             return self._by_bits(call, error, inputs, attributes, out)
+        except RuntimeError:
+            self._name_problem(call, inputs, out)
+            raise
         finally:
             if log is not None:
                 log.extend(library().take_log().decode().splitlines())
@@ -286,15 +289,20 @@ class Operator:
         results = map(squeezed, made, out_axes)
         return tuple(old if old is not None else new for old, new in zip(given, results))
 
+    def _name_problem(self, call: _Call, inputs: tuple, out: tuple | None) -> None:
+        """Raises for the first array that cannot be read."""
+        for array, table in zip(inputs + (out or self._none), self.inputs + self.outputs):
+            problem = _problem(array)
+            if problem is not None:
+                kind, text = problem
+                name = call.names.get(table["name"], table["name"])
+                raise kind(f"{call.title}: tensor '{name}': {text}") from None
+
     def _by_bits(
         self, call: _Call, error: BufferError, inputs: tuple, attributes: tuple, out: tuple | None
     ) -> tuple:
         """Arrays that DLPack cannot describe: types of ml_dtypes go as bits, the others are named."""
-        for array, table in zip(inputs + (out or self._none), self.inputs + self.outputs):
-            problem = _problem(array)
-            if problem is not None:
-                name = call.names.get(table["name"], table["name"])
-                raise errors.DTypeError(f"{call.title}: tensor '{name}': {problem}") from None
+        self._name_problem(call, inputs, out)
         bits = tuple(map(bits_of, inputs))
         try:
             made = self._completed(bits, attributes, out, call.like, call.framework)
@@ -339,14 +347,19 @@ def _token_axis(table: dict) -> int | None:
     return dims.index("T") if "T" in dims else None
 
 
-def _problem(value: Any) -> str | None:
+def _problem(value: Any) -> tuple[type[errors.Error], str] | None:
     """What keeps an array from being read, if anything does."""
     if isinstance(value, (list, tuple)):
-        return next((p for p in map(_problem, value) if p is not None), None)
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        return "expected a writable array, got a read-only one; hint: pass a copy"
-    if isinstance(value, np.ndarray) and bits_of(value) is value and value.dtype.kind not in "fiub":
-        return f"expected an array of numbers, got NumPy's {value.dtype}"
+        return next((found for found in map(_problem, value) if found is not None), None)
+    device = getattr(getattr(value, "device", None), "type", "cpu")
+    if device not in ("cpu", "cuda"):
+        return errors.DeviceError, f"expected memory on cpu or cuda, got {device}"
+    if not isinstance(value, np.ndarray):
+        return None
+    if not value.flags.writeable:
+        return errors.DTypeError, "expected a writable array, got a read-only one; hint: pass a copy"
+    if bits_of(value) is value and value.dtype.kind not in "fiub":
+        return errors.DTypeError, f"expected an array of numbers, got NumPy's {value.dtype}"
     return None
 
 

@@ -89,7 +89,7 @@ def _hint(what: str) -> str:
     if not found:
         return ""
     expected, got = found.groups()
-    if what.startswith("tensor 'comb'") and _TYPED.match(expected) and got.startswith("F32["):
+    if what.startswith(("tensor 'comb'", "tensor 'comb.")) and _TYPED.match(expected) and got.startswith("F32["):
         return "; hint: comb is [input stream, output stream]"
     if got.startswith("F64"):
         return "; hint: convert to float32"

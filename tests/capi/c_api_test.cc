@@ -189,9 +189,20 @@ TEST(CApi, EveryOperatorIsDescribedAsItsTableSays) {
       EXPECT_EQ(int{a.type}, static_cast<int>(schema.attributes[i].type));
       EXPECT_EQ(ehc_op_attribute_position(op, a.name), static_cast<int32_t>(i));
     }
-    EXPECT_STREQ(ehc_op_implementation(op, 0)->name,
-                 std::string(all_operators()[k]->implementations[0].name).c_str());
+    for (size_t i = 0; i < info.implementation_count; ++i) {
+      const Implementation& impl = all_operators()[k]->implementations[i];
+      EXPECT_EQ(ehc_op_implementation(op, i)->name, impl.name);
+      EXPECT_EQ(ehc_op_implementation(op, i)->uses_workspace != 0, impl.workspace != nullptr);
+    }
   }
+}
+
+TEST(CApi, TellsWhatTheBuildOffers) {
+  const std::string info = ehc_build_info();
+  EXPECT_THAT(info, HasSubstr("\"version\":\"" + std::string(ehc_version()) + "\""));
+  EXPECT_THAT(info, HasSubstr("\"generic\""));
+  EXPECT_EQ(ehc_build_info(), ehc_build_info());  // stays valid
+  EXPECT_EQ(std::string(ehc_device_info()).front(), '[');
 }
 
 TEST(CApi, DescribesDefaultsAndTypes) {

@@ -13,7 +13,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / os.environ.get("EHC_BUILD", "build/cpu")
-sys.path.insert(0, str(ROOT / "python"))
+if "ENGRAMHC_INSTALLED" not in os.environ:  # then the installed package is under test
+    sys.path.insert(0, str(ROOT / "python"))
 
 from engramhc.reference.files import load, save  # noqa: E402
 

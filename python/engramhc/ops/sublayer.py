@@ -206,7 +206,7 @@ def mhc_fused_post_pre_delayed_fwd(layer_output: Array, residual: Array, post: A
 
 def _mean(residual: Array, stream: int | None) -> Array:
     framework, n = framework_of(residual), residual.shape[-2]
-    equal = framework.make("ones", (1,), dtype="F32", like=residual) / n
+    equal = framework.make("ones", (n,), dtype="F32", like=residual) / n
     pre = framework.broadcast(equal, tuple(residual.shape[:-1]))
     return operator("mhc.pre_apply_fwd")("mhc_mean", (residual, pre), (), None, stream)[0]
 
