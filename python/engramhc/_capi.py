@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from typing import Any, NamedTuple
 
 from . import _core, errors
@@ -115,7 +116,7 @@ class Context:
     """Where operators run. One thread at a time."""
 
     def __init__(self, handle: ctypes.c_void_p):
-        self._handle = handle
+        self._handle, self._process = handle, os.getpid()
 
     @classmethod
     def cpu(cls, threads: int = 0) -> Context:
@@ -130,14 +131,44 @@ class Context:
         return cls(handle)
 
     def __del__(self):
-        library().ehc_context_destroy(self._handle)
+        if self._process == os.getpid():  # a fork has no threads to wait for
+            library().ehc_context_destroy(self._handle)
 
     def run(
         self, name: str, inputs: dict[str, View], outputs: dict[str, View], attributes: dict[str, Any]
     ) -> None:
         """An operator that needs no workspace. The interpreter's lock is free meanwhile."""
-        arguments = _arguments(inputs, outputs, attributes)
-        check(library().ehc_run(self._handle, _find(name), ctypes.byref(arguments)))
+        Call(name, inputs, outputs, attributes).run(self)
+
+
+class Call:
+    """A call that is made again and again with other memory and other sizes. One thread at a time."""
+
+    def __init__(
+        self, name: str, inputs: dict[str, View], outputs: dict[str, View], attributes: dict[str, Any]
+    ):
+        self._op = _find(name)
+        self._tensors = {key: _tensor(view) for key, view in [*inputs.items(), *outputs.items()]}
+        named = (_NamedTensor * len(self._tensors))(
+            *[
+                _NamedTensor(key.encode(), key in outputs, ctypes.pointer(tensor))
+                for key, tensor in self._tensors.items()
+            ]
+        )
+        values = (_Attribute * len(attributes))(
+            *[_Attribute(key.encode(), 0, _TEXT, text=_text(value)) for key, value in attributes.items()]
+        )
+        self._arguments = _Arguments(None, 0, named, len(named), values, len(values))
+        self._reference = ctypes.byref(self._arguments)
+
+    def run(self, context: Context, **changed: View) -> None:
+        """Tensors by name are those of the call but for address and extents."""
+        for name, view in changed.items():
+            tensor = self._tensors[name]
+            tensor.data = view.address
+            for i, extent in enumerate(view.shape):
+                tensor.shape[i] = extent
+        check(library().ehc_run(context._handle, self._op, self._reference))
 
 
 @functools.cache
@@ -153,7 +184,9 @@ def _tensor(view: View) -> _Tensor:
     integers = ctypes.c_int64 * rank
     strides = None if view.strides is None else integers(*view.strides)
     place = (_HOST, 0) if view.cuda is None else (_CUDA, view.cuda)
-    return _Tensor(view.address, *place, rank, _Type(*TYPES[view.dtype], 1), integers(*view.shape), strides, 0)
+    return _Tensor(
+        view.address, *place, rank, _Type(*TYPES[view.dtype], 1), integers(*view.shape), strides, 0
+    )
 
 
 def _text(value: Any) -> bytes:
@@ -162,14 +195,3 @@ def _text(value: Any) -> bytes:
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value)).encode()
     return str(value).encode()
-
-
-def _arguments(inputs: dict[str, View], outputs: dict[str, View], attributes: dict[str, Any]) -> _Arguments:
-    tensors = [(key, 0, view) for key, view in inputs.items()] + [(key, 1, view) for key, view in outputs.items()]
-    named = (_NamedTensor * len(tensors))(
-        *[_NamedTensor(key.encode(), out, ctypes.pointer(_tensor(view))) for key, out, view in tensors]
-    )
-    values = (_Attribute * len(attributes))(
-        *[_Attribute(key.encode(), 0, _TEXT, text=_text(value)) for key, value in attributes.items()]
-    )
-    return _Arguments(None, 0, named, len(tensors), values, len(attributes))

@@ -70,7 +70,9 @@ def _gate(tokens: int, width: int, device: torch.device) -> dict[str, Tensor]:
 def _block(tokens: int, width: int, device: torch.device) -> dict[str, Tensor]:
     """A block of LAYERS layers, each tensor a stack of theirs; a quarter of the tokens."""
     layers = [_exit(max(1, tokens // 4), width, device) for _ in range(LAYERS)]
-    stacks = {name: torch.stack([layer[name] for layer in layers]) for name in ("layer_output", "post", "comb")}
+    stacks = {
+        name: torch.stack([layer[name] for layer in layers]) for name in ("layer_output", "post", "comb")
+    }
     residual = layers[0]["residual"]
     return {"residual": residual, "pre": _coefficients(LAYERS, *residual.shape[:2], device=device), **stacks}
 
@@ -149,9 +151,9 @@ CASES: dict[str, Case] = {
         _recompute,
         formulas.recompute,
         lambda t, d: (
-            2 * STREAMS * d + LAYERS * ((4 + 2 * STREAMS) * d + 4 * STREAMS * (STREAMS + 2))
-        )
-        * max(1, t // 4),
+            (2 * STREAMS * d + LAYERS * ((4 + 2 * STREAMS) * d + 4 * STREAMS * (STREAMS + 2)))
+            * max(1, t // 4)
+        ),
         None,
     ),
     "engram_gate": Case(

@@ -37,7 +37,10 @@ def main(o: argparse.Namespace) -> int:
         print("\n".join(CASES))
         return 0
     if unknown := [name for name in o.operators if name not in CASES]:
-        print(f"engramhc bench: expected operators of {', '.join(CASES)}, got {', '.join(unknown)}", file=sys.stderr)
+        print(
+            f"engramhc bench: expected operators of {', '.join(CASES)}, got {', '.join(unknown)}",
+            file=sys.stderr,
+        )
         return 2
     device = o.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if o.threads:

@@ -51,7 +51,13 @@ def pre(residual: Tensor, fn: Tensor, scale: Tensor, base: Tensor) -> tuple[Tens
 
 
 def seam(
-    layer_output: Tensor, residual: Tensor, post_mix: Tensor, comb: Tensor, fn: Tensor, scale: Tensor, base: Tensor
+    layer_output: Tensor,
+    residual: Tensor,
+    post_mix: Tensor,
+    comb: Tensor,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """residual, layer_input, post, comb."""
     streams = post(layer_output, residual, post_mix, comb)

@@ -43,10 +43,27 @@ def run(
     where = torch.device(device)
     torch._functorch.config.donated_buffer = False  # or a compiled backward could run only once
     torch.manual_seed(0)
-    ceiling = timing.copy_rate(where, repeats)
     remarks: dict[str, None] = {}
+    with timing.measuring(where):
+        results = _run(
+            list(operators) or list(CASES), where, tokens, width, repeats, compile, progress, remarks
+        )
+    return results, list(remarks)
+
+
+def _run(
+    operators: list[str],
+    where: torch.device,
+    tokens: int,
+    width: int,
+    repeats: int,
+    compile: bool,
+    progress: Callable[[str], None],
+    remarks: dict[str, None],
+) -> list[Result]:
+    ceiling = timing.copy_rate(where, repeats)
     results = []
-    for name in operators or CASES:
+    for name in operators:
         case = CASES[name]
         for direction in ("forward", "backward") if case.backward_values else ("forward",):
             progress(f"{name} {direction}")
@@ -69,7 +86,7 @@ def run(
                         values.get(variant),
                     )
                 )
-    return results, list(remarks)
+    return results
 
 
 def _variants(
@@ -104,7 +121,9 @@ def _variants(
             if variant == OURS:
                 raise
             text = str(error).strip().splitlines()
-            remarks[f"{variant}, {name} {direction}: {type(error).__name__}: {text[0] if text else ''}"] = None
+            remarks[f"{variant}, {name} {direction}: {type(error).__name__}: {text[0] if text else ''}"] = (
+                None
+            )
             continue
         functions[variant] = function
     expected = results.get("torch eager")
@@ -129,9 +148,7 @@ def _direction(maker: Callable, inputs: dict, direction: str) -> Callable | None
         return None  # a peer without autograd
     outputs = _as_tuple(function())  # the graph, whose backward alone is measured
     generator = torch.Generator(outputs[0].device).manual_seed(1)
-    upstream = [
-        torch.randn(x.shape, generator=generator, device=x.device).to(x.dtype) for x in outputs
-    ]
+    upstream = [torch.randn(x.shape, generator=generator, device=x.device).to(x.dtype) for x in outputs]
     return lambda: torch.autograd.grad(outputs, wanted, upstream, retain_graph=True)
 
 

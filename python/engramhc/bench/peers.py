@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .formulas import EPS, POST_MULT, REPEAT
+from .formulas import EPS, REPEAT
 
 Inputs = dict[str, Tensor]
 # A function of no arguments and whether autograd runs through it to the inputs.
@@ -125,7 +125,12 @@ def _engine_apply(module, x):
 def _engine_post(module, x):
     f, post, comb = (_engine_coefficient(x[name]) for name in ("layer_output", "post", "comb"))
     streams = _engine_streams(x["residual"])
-    return lambda: module.mhc_fused_expand_combine(f, None, post, streams, comb, 4)[0].mT, [f, post, streams, comb]
+    return lambda: module.mhc_fused_expand_combine(f, None, post, streams, comb, 4)[0].mT, [
+        f,
+        post,
+        streams,
+        comb,
+    ]
 
 
 PEERS = [

@@ -21,7 +21,7 @@ _HEADER = ("operator", "variant", "best us", "median us", "GB/s", "of copy", "to
 
 
 def groups(results: list[Result]) -> Iterator[tuple[str, list[Result]]]:
-    """"mhc_post forward" and its variants."""
+    """ "mhc_post forward" and its variants."""
     for (operator, direction), rows in itertools.groupby(results, lambda r: (r.operator, r.direction)):
         yield f"{operator} {direction}", list(rows)
 

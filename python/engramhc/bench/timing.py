@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +17,17 @@ class Time(NamedTuple):
 
     best: float
     median: float
+
+
+@functools.cache
+def _side_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
+def measuring(device: torch.device) -> contextlib.AbstractContextManager:
+    """Everything that is measured is made and run inside: a backward runs on the stream of its forward,
+    and a graph captures one stream."""
+    return torch.cuda.stream(_side_stream()) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def in_turns(functions: dict[str, Callable], device: torch.device, repeats: int) -> dict[str, Time]:
@@ -65,7 +78,7 @@ def _graph_of(function: Callable, calls: int) -> Callable | None:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
             kept = [function() for _ in range(calls)]
     except Exception:  # whatever a peer's code does not allow
         torch.cuda.synchronize()

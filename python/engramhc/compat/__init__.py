@@ -1,8 +1,8 @@
 """Code written for `tile_kernels` runs unchanged.
 
-    import engramhc.compat
-    engramhc.compat.install()       # before anything imports tile_kernels
-    import tile_kernels             # is engramhc.compat.tile_kernels, as are all its submodules
+import engramhc.compat
+engramhc.compat.install()       # before anything imports tile_kernels
+import tile_kernels             # is engramhc.compat.tile_kernels, as are all its submodules
 """
 
 from __future__ import annotations

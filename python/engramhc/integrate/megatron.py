@@ -75,9 +75,7 @@ class HyperConnectionModule(nn.Module):
         h_pre, h_post, logits = ehc.mhc_pre_split_mixes(
             mixes, scale, base, self.n, post_mult=2.0, pre_eps=_PRE_EPS[self.convention]
         )
-        h_res = ehc.sinkhorn_normalize(
-            logits, self.sinkhorn_iterations, _EPS, convention=self.convention
-        )
+        h_res = ehc.sinkhorn_normalize(logits, self.sinkhorn_iterations, _EPS, convention=self.convention)
         return h_pre, h_post, h_res
 
     def aggregate(self, x: Tensor, h_pre: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..torch import (
@@ -110,9 +109,7 @@ def _indexed_layer(self: Any, hidden_states: Tensor, attention_mask: Any = None,
 
     def attention(x: Tensor) -> Tensor:
         nonlocal topk_indices
-        out = self.self_attn(
-            hidden_states=self.input_layernorm(x), attention_mask=attention_mask, **kwargs
-        )
+        out = self.self_attn(hidden_states=self.input_layernorm(x), attention_mask=attention_mask, **kwargs)
         if is_linear:
             return out
         topk_indices = out[2]

@@ -167,8 +167,18 @@ def empty(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     return np.empty(shape, _type(like, dtype))
 
 
+def strays(idx: Any, rows: int) -> Any:
+    """Where an index is neither -1 nor a row."""
+    largest = rows - 1 if idx.dtype.itemsize == 8 else min(rows - 1, 2**31 - 1)
+    return idx != idx.clip(-1, largest)
+
+
 def where(condition: Any, value: int, array: Any) -> Any:
-    return array.masked_fill(condition, value) if is_torch(array) else np.where(condition, array.dtype.type(value), array)
+    return (
+        array.masked_fill(condition, value)
+        if is_torch(array)
+        else np.where(condition, array.dtype.type(value), array)
+    )
 
 
 def view(array: Any, dtype: str, shape: tuple[int, ...]) -> View:

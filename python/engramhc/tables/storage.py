@@ -44,6 +44,13 @@ class Block:
     keep: Any  # what owns the memory
 
     @property
+    def gpu(self) -> int | None:
+        """The GPU with the rows, or for rows in pinned host memory the current one."""
+        if self.is_pinned:
+            return sys.modules["torch"].cuda.current_device()
+        return self.weight.cuda
+
+    @property
     def is_pinned(self) -> bool:
         """Host memory that kernels can read in place."""
         return isinstance(self.keep, _HostMemory) and self.keep.is_pinned
@@ -199,9 +206,11 @@ def _block(source: Source, weight: int, scale: int, keep: Any, cuda: int | None 
     return Block(
         source.rows,
         View(weight, source.dtype, (source.rows, source.dim), (source.stride // size, 1), cuda),
-        View(scale, "F8_E8M0", (source.rows, groups), (source.scale_stride, 1), cuda)
-        if source.dtype == "F8_E4M3"
-        else None,
+        (
+            View(scale, "F8_E8M0", (source.rows, groups), (source.scale_stride, 1), cuda)
+            if source.dtype == "F8_E4M3"
+            else None
+        ),
         keep,
     )
 
@@ -216,9 +225,7 @@ def allocate(format: str, rows: int, dim: int, placement: str) -> Block:
     scale_stride = dim // GROUP if format == "fp8" else 0
     size = weight_bytes + rows * scale_stride
     cuda, keep, address = (_device_memory if placement == "device" else _host_memory)(size)
-    source = Source(
-        "", FORMATS[format], rows, dim, 0, dim * BYTES[FORMATS[format]], None, 0, scale_stride
-    )
+    source = Source("", FORMATS[format], rows, dim, 0, dim * BYTES[FORMATS[format]], None, 0, scale_stride)
     return _block(source, address, address + weight_bytes, keep, cuda)
 
 
@@ -234,13 +241,27 @@ def load(sources: Sequence[Source], placement: str) -> Block:
         weight_at += source.rows * size
         if source.scale_path is not None:
             width = source.dim // GROUP
-            _copy(source.scale_path, source.scale_offset, source.scale_stride, width, source.rows, scale_at, write)
+            _copy(
+                source.scale_path,
+                source.scale_offset,
+                source.scale_stride,
+                width,
+                source.rows,
+                scale_at,
+                write,
+            )
             scale_at += source.rows * width
     return block
 
 
 def _copy(
-    path: str, offset: int, stride: int, width: int, rows: int, to: int, write: Callable[[int, np.ndarray], None]
+    path: str,
+    offset: int,
+    stride: int,
+    width: int,
+    rows: int,
+    to: int,
+    write: Callable[[int, np.ndarray], None],
 ) -> None:
     """Rows of `width` bytes every `stride` bytes of a file, packed, to byte `to` of the table."""
     at_once = max(1, (64 << 20) // stride)
@@ -298,7 +319,9 @@ def _device_memory(size: int) -> tuple[int, Any, int]:
     try:
         import torch
     except ImportError:
-        raise UnsupportedError("table: attribute 'placement': expected torch for 'device', got none") from None
+        raise UnsupportedError(
+            "table: attribute 'placement': expected torch for 'device', got none"
+        ) from None
     if not torch.cuda.is_available():
         raise DeviceError("table: attribute 'placement': expected a CUDA device for 'device', got none")
     memory = torch.zeros(size, dtype=torch.uint8, device="cuda")

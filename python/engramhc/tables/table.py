@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _capi
+from .. import _capi, _core
 from .._capi import View
 from ..errors import Error, ShapeError, TableError, UnsupportedError
 from . import arrays, storage
@@ -35,10 +35,15 @@ class Table:
         self.format, self.placement, self.name, self.heads = format, placement, name, heads
         self.nbytes: int = self.rows * storage.row_bytes(format, self.dim)
         self._lock = threading.Lock()
+        self._calls = threading.local()
         self._worker: ThreadPoolExecutor | None = None
+        self._worker_process = 0  # a fork does not take the thread along
         self._side_streams: dict[int, Any] = {}
         self._counts = {"lookups": 0, "prefetches": 0, "rows": 0, "bytes": 0}
-        self._out_of_range: dict[int | None, Any] = {None: 0}  # by GPU, where the count stays
+        self._out_of_range = 0
+        self._counters: dict[int, Any] = {}  # the same, on GPUs
+        if (gpu := blocks[0].gpu) is not None:
+            self._counter_on(gpu)  # a graph may be captured on first use, but not this
 
     @classmethod
     def open(
@@ -67,7 +72,9 @@ class Table:
         if placement == "file":
             raise UnsupportedError("table: attribute 'placement': expected host or device, got 'file'")
         if format not in FORMATS:
-            raise TableError(f"table: attribute 'format': expected one of {', '.join(FORMATS)}, got {format!r}")
+            raise TableError(
+                f"table: attribute 'format': expected one of {', '.join(FORMATS)}, got {format!r}"
+            )
         if rows < 0 or dim < 1 or (format == "fp8" and dim % GROUP):
             raise ShapeError(f"table: attribute 'dim': expected rows of {format}, got [{rows},{dim}]")
         return cls([storage.allocate(format, rows, dim, placement)], format, placement, "created", None)
@@ -82,7 +89,13 @@ class Table:
         return self._rows_of(idx, out, arrays.row_type(dtype), device, check)
 
     def prefetch(
-        self, idx: Any, *, stream: Any = None, dtype: Any = None, device: Any = None, check: bool | None = None
+        self,
+        idx: Any,
+        *,
+        stream: Any = None,
+        dtype: Any = None,
+        device: Any = None,
+        check: bool | None = None,
     ) -> Ticket:
         """The same while the caller goes on: on a side stream (`stream`, or one of the table's own)
         where a GPU gathers, else on a thread. idx must not change before the ticket's `wait`."""
@@ -98,8 +111,8 @@ class Table:
             future.set_result(task())
             return Ticket(self, future)
         with self._lock:
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, "engramhc-table")
+            if self._worker is None or self._worker_process != os.getpid():
+                self._worker, self._worker_process = ThreadPoolExecutor(1, "engramhc-table"), os.getpid()
             return Ticket(self, self._worker.submit(task))
 
     def store(self, begin: int, values: Any) -> None:
@@ -119,23 +132,24 @@ class Table:
         source = arrays.view(values, arrays.row_type(values.dtype), (count, self.dim))
         weight = _rows(block.weight, begin, count)
         if block.scale is not None:
-            scale = _rows(block.scale, begin, count)
-            self._run(gpu, "engram.quantize_rows", {"values": source}, {"weight": weight, "scale": scale}, group=GROUP)
+            outputs = {"weight": weight, "scale": _rows(block.scale, begin, count)}
+            _context(gpu).run("engram.quantize_rows", {"values": source}, outputs, {"group": GROUP})
         else:
             every = arrays.to_compute(np.arange(count).reshape(count, 1), gpu)
             inputs = {"table": source, "indices": arrays.index_view(every)}
-            self._run(gpu, "engram.gather_fwd", inputs, {"embedding": weight}, out_dtype=weight.dtype)
+            _context(gpu).run("engram.gather_fwd", inputs, {"embedding": weight}, {"out_dtype": weight.dtype})
 
     def stats(self) -> dict[str, int]:
         """Calls, rows and bytes asked for so far, and indices out of range that gave zeros."""
         with self._lock:
-            return {**self._counts, "out_of_range": sum(int(count) for count in self._out_of_range.values())}
+            strays = self._out_of_range + sum(int(counter) for counter in self._counters.values())
+            return {**self._counts, "out_of_range": strays}
 
     def close(self) -> None:
         """Waits for the prefetch at work, cancels the others and lets the rows go."""
         with self._lock:
             worker, self._worker = self._worker, None
-        if worker is not None:
+        if worker is not None and self._worker_process == os.getpid():
             worker.shutdown(cancel_futures=True)
         self._blocks = None
 
@@ -182,7 +196,7 @@ class Table:
         source = arrays.to_compute(idx, gpu)
         if check is False or (check is None and gpu is not None):
             source = self._without_strays(source, gpu)
-        elif gpu is not None and bool(((source < -1) | (source >= self.rows)).any()):
+        elif gpu is not None and bool(arrays.strays(source, self.rows).any()):
             raise self._stray("others too")
         is_target = out is not None and arrays.gpu_of(out) == gpu
         target = out if is_target else arrays.empty(source, dtype, shape)
@@ -193,21 +207,31 @@ class Table:
             out[...] = target
         return out
 
+    def _counter_on(self, gpu: int) -> Any:
+        if gpu not in self._counters:
+            import torch
+
+            self._counters[gpu] = torch.zeros((), dtype=torch.int64, device=torch.device("cuda", gpu))
+        return self._counters[gpu]
+
     def _without_strays(self, idx: Any, gpu: int | None) -> Any:
         """Indices that no row has become -1 and are counted, on a GPU without waiting for it."""
-        strays = (idx < -1) | (idx >= self.rows)
-        with self._lock:
-            self._out_of_range[gpu] = self._out_of_range.get(gpu, 0) + strays.sum()
+        strays = arrays.strays(idx, self.rows)
+        if gpu is None:
+            with self._lock:
+                self._out_of_range += int(strays.sum())
+        else:
+            self._counter_on(gpu).add_(strays.sum())
         return arrays.where(strays, -1, idx)
 
     def _gather(self, idx: Any, target: Any, dtype: str, gpu: int | None) -> None:
         blocks = self._open_blocks()
         if len(blocks) == 1:
-            self._gather_block(blocks[0], arrays.index_view(idx), target, dtype, gpu)
+            self._gather_block(0, arrays.index_view(idx), target, dtype, gpu)
             return
         # Shards in files, on the CPU: each gives the rows that lie in it, as bits.
         flat = arrays.as_numpy(idx).reshape(-1)
-        outside = flat[(flat < -1) | (flat >= self.rows)]
+        outside = flat[arrays.strays(flat, self.rows)]
         if outside.size:
             raise self._stray(outside[0])
         rows = arrays.as_bits(target, dtype).reshape(flat.size, self.dim)
@@ -217,27 +241,31 @@ class Table:
             places = np.flatnonzero(shard_of == shard)
             local = (flat[places] - self._begins[shard]).astype(np.int64).reshape(-1, 1)
             found = np.empty((places.size, self.dim), rows.dtype)
-            self._gather_block(blocks[shard], arrays.index_view(local), found, dtype, None)
+            self._gather_block(int(shard), arrays.index_view(local), found, dtype, None)
             rows[places] = found
 
-    def _gather_block(self, block: Block, indices: View, target: Any, dtype: str, gpu: int | None) -> None:
+    def _gather_block(self, shard: int, indices: View, target: Any, dtype: str, gpu: int | None) -> None:
         tokens, columns = indices.shape
         embedding = arrays.view(target, dtype, (tokens, columns * self.dim))
-        weight = block.weight._replace(cuda=gpu)  # pinned memory has the same address on a GPU
-        if block.scale is None:
-            inputs = {"table": weight, "indices": indices}
-            self._run(gpu, "engram.gather_fwd", inputs, {"embedding": embedding}, out_dtype=dtype)
-        else:
-            inputs = {"weight": weight, "scale": block.scale._replace(cuda=gpu), "indices": indices}
-            outputs = {"embedding": embedding}
-            self._run(gpu, "engram.gather_dequant", inputs, outputs, group=GROUP, out_dtype=dtype)
-
-    def _run(self, gpu: int | None, name: str, inputs: dict, outputs: dict, **attributes: Any) -> None:
+        calls = self._calls.__dict__  # of this thread
+        key = f"{shard} {indices.dtype} {dtype} {gpu}"
+        if key not in calls:
+            calls[key] = self._call(self._open_blocks()[shard], indices, embedding, gpu)
         try:
-            _context(gpu).run(name, inputs, outputs, attributes)
+            calls[key].run(_context(gpu), indices=indices, embedding=embedding)
         except Error as error:
             what = str(error).partition(": ")[2].replace("'indices'", "'idx'")
             raise TableError(f"{self}: {what}") from None
+
+    @staticmethod
+    def _call(block: Block, indices: View, embedding: View, gpu: int | None) -> _capi.Call:
+        weight = block.weight._replace(cuda=gpu)  # pinned memory has the same address on a GPU
+        outputs, attributes = {"embedding": embedding}, {"out_dtype": embedding.dtype}
+        if block.scale is None:
+            inputs = {"table": weight, "indices": indices}
+            return _capi.Call("engram.gather_fwd", inputs, outputs, attributes)
+        inputs = {"weight": weight, "scale": block.scale._replace(cuda=gpu), "indices": indices}
+        return _capi.Call("engram.gather_dequant", inputs, outputs, {"group": GROUP, **attributes})
 
     def _stray(self, got: Any) -> TableError:
         return TableError(f"{self}: tensor 'idx': expected -1 or a row below {self.rows}, got {got}")
@@ -297,13 +325,13 @@ def _context(gpu: int | None) -> _capi.Context:
     """This thread's context for the processor, or for a GPU's current stream."""
     known = _contexts.__dict__
     if gpu is None:
-        key = "cpu"
+        threads = _core.library().num_threads() if _core.library.cache_info().currsize else 0
+        key = f"cpu {os.getpid()} {threads}"  # a fork does not take the threads along
     else:
         import torch
 
-        key = f"cuda {gpu} {torch.cuda.current_stream(gpu).cuda_stream}"
+        stream = torch.cuda.current_stream(gpu).cuda_stream
+        key = f"cuda {gpu} {stream}"
     if key not in known:
-        known[key] = (
-            _capi.Context.cpu() if gpu is None else _capi.Context.cuda(gpu, int(key.rsplit(" ", 1)[1]))
-        )
+        known[key] = _capi.Context.cpu(threads) if gpu is None else _capi.Context.cuda(gpu, stream)
     return known[key]

@@ -93,7 +93,18 @@ def test_adapters_of_tile_kernels_compute_the_case(monkeypatch):
 
 def test_the_command_writes_a_table_a_page_and_a_picture(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    argv = ["engramhc", "bench", "mhc_post", "engram_gather", "--device", "cpu", "--tokens", "6", "--width", "32"]
+    argv = [
+        "engramhc",
+        "bench",
+        "mhc_post",
+        "engram_gather",
+        "--device",
+        "cpu",
+        "--tokens",
+        "6",
+        "--width",
+        "32",
+    ]
     monkeypatch.setattr(sys, "argv", [*argv, "--repeats", "1", "--no-compile", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
         __main__.main()
@@ -123,5 +134,7 @@ def test_table_columns_line_up():
     ]
     lines = report.table(rows).splitlines()
     assert len(lines) == 3
-    assert {line.rindex(" ") for line in lines[1:]} == {lines[0].rindex("  ") + 1 + len("difference") - len("1.0e-09")}
+    assert {line.rindex(" ") for line in lines[1:]} == {
+        lines[0].rindex("  ") + 1 + len("difference") - len("1.0e-09")
+    }
     assert "2.00x" in lines[2]

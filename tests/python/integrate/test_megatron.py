@@ -36,7 +36,9 @@ def mappings(module, x):
     """The same in float64."""
     x = x.double()
     rms = 1 / (x.norm(dim=-1, keepdim=True) / (N * C) ** 0.5 + 1e-6)
-    alpha = torch.cat([module.alpha_pre.expand(N), module.alpha_post.expand(N), module.alpha_res.expand(N * N)])
+    alpha = torch.cat(
+        [module.alpha_pre.expand(N), module.alpha_post.expand(N), module.alpha_res.expand(N * N)]
+    )
     h = rms * (x @ module.mapping_proj.weight.double().T) * alpha.double() + module.bias.double()
     h_res = h[..., 2 * N :].unflatten(-1, (N, N))
     if module.convention == "megatron":

@@ -90,9 +90,7 @@ def test_fused_post_pre(w, with_norm):
 @pytest.mark.parametrize("given_sum", [False, True])
 def test_pre_broadcast(w, given_sum):
     fn_sum = w["fn"].unflatten(-1, (N, D)).sum(1) if given_sum else None
-    got = vllm.mhc_pre_broadcast(
-        w["x"], w["fn"], w["scale"], w["base"], *POSITIONAL, w["norm"], 1e-3, fn_sum
-    )
+    got = vllm.mhc_pre_broadcast(w["x"], w["fn"], w["scale"], w["base"], *POSITIONAL, w["norm"], 1e-3, fn_sum)
     streams = w["x"].double().unsqueeze(1).expand(T, N, D)
     pre, post, comb = mixes_of(streams.flatten(1), w["fn"], w)
     same(got, (streams, post, comb, collapsed(streams, pre, w["norm"], 1e-3)))

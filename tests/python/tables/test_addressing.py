@@ -93,3 +93,5 @@ def test_from_ids_to_rows_of_a_table(token_map):
         rows = table.prefetch(idx, dtype="fp32").wait()
         assert rows.shape == (1, 4, 9 * 8)
         np.testing.assert_array_equal(rows.numpy(), values[idx.numpy()].reshape(1, 4, 72))
+        assert torch.equal(ehc.prefetch(table, idx).wait(), rows.bfloat16())
+        assert torch.equal(ehc.lookup(table, idx), rows.bfloat16())

@@ -31,7 +31,13 @@ def test_deepseek():
         (16000781, 16000889),
     ]
     assert layout.rows == CONFIG["engram_num_embeddings"]
-    assert (layout.pad_id, layout.blocking, layout.reset_id, layout.max_ngram, layout.heads) == (2, "farther", None, 4, 8)
+    assert (layout.pad_id, layout.blocking, layout.reset_id, layout.max_ngram, layout.heads) == (
+        2,
+        "farther",
+        None,
+        4,
+        8,
+    )
     assert layout.position(14) == 1
 
 
@@ -53,7 +59,9 @@ def test_demo_constants():
 
 
 def test_qwen_against_the_formula():
-    layout = qwen_ple_layout(vocab_size=248320, ngram_size=3, heads_per_ngram=8, base=20000000, seed=0, eos_id=248044)
+    layout = qwen_ple_layout(
+        vocab_size=248320, ngram_size=3, heads_per_ngram=8, base=20000000, seed=0, eos_id=248044
+    )
     expected = run(
         "engram.multipliers",
         {},

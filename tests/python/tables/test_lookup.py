@@ -1,6 +1,8 @@
 """Rows of tables against the reference: formats, files, placements, prefetch."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -40,7 +42,11 @@ def expected_rows(tensors, idx, dtype="BF16"):
         inputs = {**tensors, "indices": Tensor("I64", idx)}
         out = run("engram.gather_dequant", inputs, {"group": 32, "out_dtype": dtype})
     else:
-        out = run("engram.gather_fwd", {"table": tensors["weight"], "indices": Tensor("I64", idx)}, {"out_dtype": dtype})
+        out = run(
+            "engram.gather_fwd",
+            {"table": tensors["weight"], "indices": Tensor("I64", idx)},
+            {"out_dtype": dtype},
+        )
     return bits(out["embedding"].data)
 
 
@@ -92,17 +98,27 @@ def test_an_index_over_several_files(tmp_path):
     """Two layers in two files, weight and scale apart."""
     first, second = table_tensors("fp8", seed=1), table_tensors("fp8", rows=40, seed=2)
     name = "layers.{}.engram.embed.{}"
-    save(tmp_path / "1.safetensors", {name.format(1, "weight"): first["weight"], name.format(14, "scale"): second["scale"]})
-    save(tmp_path / "2.safetensors", {name.format(1, "scale"): first["scale"], name.format(14, "weight"): second["weight"]})
-    weight_map = {name.format(layer, part): f"{file}.safetensors" for layer, part, file in
-                  [(1, "weight", 1), (14, "scale", 1), (1, "scale", 2), (14, "weight", 2)]}
+    save(
+        tmp_path / "1.safetensors",
+        {name.format(1, "weight"): first["weight"], name.format(14, "scale"): second["scale"]},
+    )
+    save(
+        tmp_path / "2.safetensors",
+        {name.format(1, "scale"): first["scale"], name.format(14, "weight"): second["weight"]},
+    )
+    weight_map = {
+        name.format(layer, part): f"{file}.safetensors"
+        for layer, part, file in [(1, "weight", 1), (14, "scale", 1), (1, "scale", 2), (14, "weight", 2)]
+    }
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     for placement in PLACEMENTS:
         for layer, tensors, rows in ((1, first, ROWS), (14, second, 40)):
             with Table.open(index, layer=layer, placement=placement) as table:
                 idx = indices(9, 3, rows=rows)
-                np.testing.assert_array_equal(bits(table.lookup(torch.from_numpy(idx))), expected_rows(tensors, idx))
+                np.testing.assert_array_equal(
+                    bits(table.lookup(torch.from_numpy(idx))), expected_rows(tensors, idx)
+                )
     with pytest.raises(TableError, match=r"index.json': expected one table, got tables of layers \[1, 14\]"):
         Table.open(index)
     with pytest.raises(TableError, match="expected a table of layer 7"):
@@ -168,7 +184,10 @@ def test_indices_without_a_row(tmp_path):
         for stray in (-2, ROWS, 2**40):
             idx = np.array([[0, stray], [5, -1]])
             for given in (idx, torch.from_numpy(idx)):
-                with pytest.raises(TableError, match=f"a.safetensors': tensor 'idx': expected -1 or a row below {ROWS}, got {stray}"):
+                with pytest.raises(
+                    TableError,
+                    match=f"a.safetensors': tensor 'idx': expected -1 or a row below {ROWS}, got {stray}",
+                ):
                     table.lookup(given, dtype="fp32")
             rows = table.lookup(torch.from_numpy(idx), check=False)
             np.testing.assert_array_equal(bits(rows), expected_rows(tensors, np.array([[0, -1], [5, -1]])))
@@ -192,6 +211,35 @@ def test_prefetch_gives_the_same_bits(tmp_path, placement):
             table.prefetch(torch.tensor([[ROWS]])).wait()
         stats = table.stats()
         assert (stats["lookups"], stats["prefetches"], stats["rows"]) == (20, 21, 2 * 20 * 320 + 1)
+
+
+def test_a_fork_can_look_up(tmp_path):
+    """As the workers of a data loader do, after lookups in the parent."""
+    tensors = table_tensors("fp8")
+    with Table.open(checkpoint(tmp_path / "a.safetensors", tensors)) as table:
+        idx = indices(400, 8)
+        table.prefetch(idx, dtype="fp32").wait()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                rows = [table.lookup(idx, dtype="fp32"), table.prefetch(idx, dtype="fp32").wait()]
+                expected = expected_rows(tensors, idx, "F32")
+                status = 0 if all(np.array_equal(bits(r), expected) for r in rows) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_threads_share_a_table(tmp_path):
+    tensors = table_tensors("bf16")
+    with Table.open(checkpoint(tmp_path / "a.safetensors", tensors)) as table:
+        batches = [indices(200, 6, seed=seed) for seed in range(16)]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda idx: table.lookup(idx, dtype="fp32"), batches))
+        for idx, rows in zip(batches, found):
+            np.testing.assert_array_equal(bits(rows), expected_rows(tensors, idx, "F32"))
+        assert table.stats()["lookups"] == 16
 
 
 def test_cancelled_and_closed(tmp_path):
@@ -263,7 +311,9 @@ def test_broken_files(tmp_path):
         path.write_bytes(content)
         with pytest.raises(TableError, match=f"a.safetensors': expected.*{text}|{text}"):
             Table.open(path)
-    with pytest.raises(TableError, match="none.safetensors': expected a file that can be read, got No such file"):
+    with pytest.raises(
+        TableError, match="none.safetensors': expected a file that can be read, got No such file"
+    ):
         Table.open(tmp_path / "none.safetensors")
     save(path, {"layers.1.engram.embed.weight": table_tensors("fp8")["weight"]})
     with pytest.raises(TableError, match="F8_E4M3 with scales"):

@@ -90,7 +90,20 @@ def test_apply(real_map):
 
 @pytest.mark.parametrize(
     "token",
-    ["", " ", "  ", "\t a\n", "\u00c9t\u00e9", "\ufb01", "\u1e9b\u0323", "\u03a3\u0391\u03a3", "\u0130", "\u3000x\u3000", "\ufdfa" * 40, "\u4f60\u597d"],
+    [
+        "",
+        " ",
+        "  ",
+        "\t a\n",
+        "\u00c9t\u00e9",
+        "\ufb01",
+        "\u1e9b\u0323",
+        "\u03a3\u0391\u03a3",
+        "\u0130",
+        "\u3000x\u3000",
+        "\ufdfa" * 40,
+        "\u4f60\u597d",
+    ],
 )
 def test_normalize(token):
     assert text.normalize(token) == expected_normalize(token)

@@ -1,4 +1,4 @@
-"""The examples of examples/python run, and the snippets of docs/python.md."""
+"""The examples of examples/python run, and the snippets of docs/torch.md."""
 
 import os
 import pathlib
@@ -45,6 +45,6 @@ def test_train_tiny():
     assert outside[0] <= outside[1]
 
 
-@pytest.mark.parametrize("snippet", re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.S))
+@pytest.mark.parametrize("snippet", re.findall(r"```python\n(.*?)```", (ROOT / "docs/torch.md").read_text(), re.S))
 def test_snippets(snippet):
     output_of("-", code=snippet)

@@ -13,7 +13,11 @@ from ... import _core
 
 
 def run(
-    title: str, name: str, inputs: dict[str, Any], outputs: dict[str, Tensor | None] | None = None, **attributes: Any
+    title: str,
+    name: str,
+    inputs: dict[str, Any],
+    outputs: dict[str, Tensor | None] | None = None,
+    **attributes: Any,
 ) -> dict[str, Tensor | None]:
     """Runs an operator; outputs that are not given are made. `title` is what errors say."""
     op, outputs = _core.operator(name), outputs or {}

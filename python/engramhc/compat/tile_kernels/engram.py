@@ -72,7 +72,9 @@ def _gate_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """grad_x, grad_kv (grad_k, grad_v of k and v), grad_w_partial [P, n, d]."""
     inputs = {"kv": kv, "image_token_mask": image_token_mask}
-    got = _gate_gradients(grad_out, hidden_states, inputs, weight_fused, dot, gate_score, rstd_x, rstd_k, clamp_value)
+    got = _gate_gradients(
+        grad_out, hidden_states, inputs, weight_fused, dot, gate_score, rstd_x, rstd_k, clamp_value
+    )
     return got["grad_residual"], got["grad_kv"], got["grad_weight_partial"]
 
 
@@ -89,7 +91,9 @@ def _gate_bwd_1(
     clamp_value: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs = {"key": k, "value": v}
-    got = _gate_gradients(grad_out, hidden_states, inputs, weight_fused, dot, gate_score, rstd_x, rstd_k, clamp_value)
+    got = _gate_gradients(
+        grad_out, hidden_states, inputs, weight_fused, dot, gate_score, rstd_x, rstd_k, clamp_value
+    )
     return got["grad_residual"], got["grad_key"], got["grad_value"], got["grad_weight_partial"]
 
 

@@ -286,7 +286,12 @@ def mhc_pre_split_mixes_bwd(
     sums = {}
     for name, target in (("grad_scale", mhc_scale_grad), ("grad_base", mhc_base_grad)):
         sums[name] = target if target.dim() == 1 else target.zero_()[0]
-    run(title, "mhc.split_bwd_reduce", {name: got[name] for name in ("grad_scale_partial", "grad_base_partial")}, sums)
+    run(
+        title,
+        "mhc.split_bwd_reduce",
+        {name: got[name] for name in ("grad_scale_partial", "grad_base_partial")},
+        sums,
+    )
 
 
 def mhc_sinkhorn_fwd(comb_res_mix: Tensor, comb_res_mix_out: Tensor, repeat: int, eps: float) -> None:

@@ -49,9 +49,7 @@ def mhc_pre_apply_mix_ref(x: Tensor, mix: Tensor) -> Tensor:
     return (x.float() * mix).sum(-2).to(x.dtype)
 
 
-def mhc_post_ref(
-    x: Tensor, residual: Tensor, post_layer_mix: Tensor, comb_res_mix: Tensor
-) -> Tensor:
+def mhc_post_ref(x: Tensor, residual: Tensor, post_layer_mix: Tensor, comb_res_mix: Tensor) -> Tensor:
     mixed = comb_res_mix.mT @ residual.float()
     return (mixed + post_layer_mix * x.float().unsqueeze(-2)).to(residual.dtype)
 
@@ -64,9 +62,7 @@ def mhc_pre_norm_fn_ref(
     return row @ fn.T * torch.rsqrt(row.square().mean(-1, keepdim=True) + mhc_norm_eps)
 
 
-def mhc_pre_norm_fn_partials_ref(
-    residual: Tensor, fn: Tensor, n_splits: int
-) -> tuple[Tensor, Tensor]:
+def mhc_pre_norm_fn_partials_ref(residual: Tensor, fn: Tensor, n_splits: int) -> tuple[Tensor, Tensor]:
     """[S, T, 1, M] and [S, T, 1]."""
     rows = residual.flatten(0, -3).flatten(-2).float().unflatten(-1, (n_splits, -1)).transpose(0, 1)
     parts = fn.unflatten(-1, (n_splits, -1)).permute(1, 2, 0)

@@ -38,9 +38,7 @@ def _gate_1(
     clamp_value: float,
     eps: float,
 ) -> Tensor:
-    return ehc.engram_gate(
-        hidden_states, (k, v), weight_hidden, weight_embed, eps=eps, clamp=clamp_value
-    )
+    return ehc.engram_gate(hidden_states, (k, v), weight_hidden, weight_embed, eps=eps, clamp=clamp_value)
 
 
 engram_gate = overloaded(_gate, _gate_1, ("clamp_value", "eps"))

@@ -28,7 +28,7 @@ _WIDTH = {
 
 
 def make_param_key(params: dict[str, Any]) -> str:
-    """"num_tokens= 4001,hidden=7168": numbers of one width under one another."""
+    """ "num_tokens= 4001,hidden=7168": numbers of one width under one another."""
     return ",".join(
         f"{_SHORT.get(name, name)}={format(value, f'>{_WIDTH[name]}') if name in _WIDTH else value}"
         for name, value in params.items()
@@ -37,7 +37,7 @@ def make_param_key(params: dict[str, Any]) -> str:
 
 
 def make_param_id(params: dict[str, Any]) -> str:
-    """"num_tokens=4001-dtype=bf16", "default" of nothing."""
+    """ "num_tokens=4001-dtype=bf16", "default" of nothing."""
 
     def text(value: Any) -> str:
         if isinstance(value, torch.dtype):

@@ -27,7 +27,9 @@ def assert_equal(
         raise AssertionError(f"devices differ: {x.device} and {y.device}")
     bytes_of_x, bytes_of_y = (t.contiguous().flatten().view(torch.uint8) for t in (x, y))
     if not torch.equal(bytes_of_x, bytes_of_y):
-        count = int((bytes_of_x.view(-1, x.element_size()) != bytes_of_y.view(-1, x.element_size())).any(1).sum())
+        count = int(
+            (bytes_of_x.view(-1, x.element_size()) != bytes_of_y.view(-1, x.element_size())).any(1).sum()
+        )
         raise AssertionError(f"{count} of {x.numel()} values differ:\n{x}\nand\n{y}")
 
 

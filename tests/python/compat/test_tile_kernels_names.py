@@ -134,21 +134,38 @@ def test_installation_is_repeatable(installed):
 
 
 def test_install_imports_nothing_before_it_is_called():
-    code = "import sys, engramhc.compat; assert 'torch' not in sys.modules and 'tile_kernels' not in sys.modules"
+    code = (
+        "import sys, engramhc.compat; assert 'torch' not in sys.modules and 'tile_kernels' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
 
 
 def test_positions_are_those_of_tile_kernels(installed):
     for function, names in [
-        (installed.modeling.mhc.ops.mhc_pre_big_fuse, "residual fn mhc_scale mhc_base rms_eps mhc_pre_eps"
-         " mhc_sinkhorn_eps mhc_post_mult_value sinkhorn_repeat n_splits"),
+        (
+            installed.modeling.mhc.ops.mhc_pre_big_fuse,
+            "residual fn mhc_scale mhc_base rms_eps mhc_pre_eps"
+            " mhc_sinkhorn_eps mhc_post_mult_value sinkhorn_repeat n_splits",
+        ),
         (installed.modeling.mhc.ops.mhc_post, "x residual post_layer_mix comb_res_mix out"),
-        (installed.modeling.mhc.ops.mhc_pre_norm_fn, "residual mhc_fn mhc_norm_weight mhc_norm_eps fuse_grad_acc n_splits"),
-        (installed.mhc.mhc_pre_big_fuse_fwd, "gemm_out_mul gemm_out_sqrsum mhc_scale mhc_base residual post_mix comb_mix"
-         " layer_input rms_eps mhc_pre_eps mhc_sinkhorn_eps mhc_post_mult_value sinkhorn_repeat n_splits"),
-        (installed.mhc.mhc_pre_split_mixes_bwd, "pre_layer_mix_grad post_layer_mix_grad comb_res_mix_grad input_mixes"
-         " post_layer_mix mhc_scale mhc_base input_mixes_grad mhc_scale_grad mhc_base_grad mhc_post_mult_value"),
-        (installed.mhc.mhc_head_compute_mix_bwd, "output_mix_grad input_mix mhc_scale mhc_base input_mix_grad"
-         " mhc_scale_grad_partial mhc_base_grad_partial num_sms token_block_size"),
+        (
+            installed.modeling.mhc.ops.mhc_pre_norm_fn,
+            "residual mhc_fn mhc_norm_weight mhc_norm_eps fuse_grad_acc n_splits",
+        ),
+        (
+            installed.mhc.mhc_pre_big_fuse_fwd,
+            "gemm_out_mul gemm_out_sqrsum mhc_scale mhc_base residual post_mix comb_mix"
+            " layer_input rms_eps mhc_pre_eps mhc_sinkhorn_eps mhc_post_mult_value sinkhorn_repeat n_splits",
+        ),
+        (
+            installed.mhc.mhc_pre_split_mixes_bwd,
+            "pre_layer_mix_grad post_layer_mix_grad comb_res_mix_grad input_mixes"
+            " post_layer_mix mhc_scale mhc_base input_mixes_grad mhc_scale_grad mhc_base_grad mhc_post_mult_value",
+        ),
+        (
+            installed.mhc.mhc_head_compute_mix_bwd,
+            "output_mix_grad input_mix mhc_scale mhc_base input_mix_grad"
+            " mhc_scale_grad_partial mhc_base_grad_partial num_sms token_block_size",
+        ),
     ]:
         assert list(inspect.signature(function).parameters) == names.split(), function

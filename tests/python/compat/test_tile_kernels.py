@@ -38,7 +38,9 @@ def gradients_agree(function, reference, inputs):
         close(mine, theirs)
     wanted = [t for t in inputs if t.requires_grad]
     mine = torch.autograd.grad(got, wanted, directions)
-    theirs = torch.autograd.grad(expected, [t for t in wide if t.requires_grad], [d.double() for d in directions])
+    theirs = torch.autograd.grad(
+        expected, [t for t in wide if t.requires_grad], [d.double() for d in directions]
+    )
     for a, b in zip(mine, theirs):
         close(a, b, 2e-4)
 
@@ -47,7 +49,11 @@ def gradients_agree(function, reference, inputs):
 
 
 def test_expand():
-    gradients_agree(lambda x: ops.expand_to_mhc(x, N), lambda x: tk.torch.expand_to_mhc_ref(x, N), [numbers(B, T, D, grad=True)])
+    gradients_agree(
+        lambda x: ops.expand_to_mhc(x, N),
+        lambda x: tk.torch.expand_to_mhc_ref(x, N),
+        [numbers(B, T, D, grad=True)],
+    )
     out = torch.empty(B, T, N, D)
     hidden = numbers(B, T, D)
     assert ops.expand_to_mhc(hidden, N, out) is out
@@ -83,7 +89,12 @@ def wide_mixes(residual, fn, norm_weight, eps):
 
 
 def test_post_and_pre_apply():
-    coefficients = [numbers(B, T, D, grad=True), numbers(B, T, N, D, grad=True), numbers(B, T, N, 1, grad=True), numbers(B, T, N, N, grad=True)]
+    coefficients = [
+        numbers(B, T, D, grad=True),
+        numbers(B, T, N, D, grad=True),
+        numbers(B, T, N, 1, grad=True),
+        numbers(B, T, N, N, grad=True),
+    ]
     gradients_agree(ops.mhc_post, wide_post, coefficients)
     plain = [t.detach() for t in coefficients]
     assert torch.equal(ops.mhc_post_fwd(*plain), ops.mhc_post(*plain))
@@ -99,14 +110,20 @@ def test_post_and_pre_apply():
 
 
 def test_pre_norm_fn():
-    inputs = [numbers(B, T, N, D, grad=True), numbers(MIXES, K, scale=0.1, grad=True), (1 + numbers(K, scale=0.1)).requires_grad_()]
+    inputs = [
+        numbers(B, T, N, D, grad=True),
+        numbers(MIXES, K, scale=0.1, grad=True),
+        (1 + numbers(K, scale=0.1)).requires_grad_(),
+    ]
     gradients_agree(
         lambda *a: ops.mhc_pre_norm_fn(*a, 1e-3, fuse_grad_acc=False, n_splits=4),
         lambda *a: wide_mixes(*a, 1e-3),
         inputs,
     )
     residual, fn, _ = (t.detach() for t in inputs)
-    close(ops.mhc_pre_norm_fn(residual, fn, None, 1e-3), tk.torch.mhc_pre_norm_fn_ref(residual, fn, None, 1e-3))
+    close(
+        ops.mhc_pre_norm_fn(residual, fn, None, 1e-3), tk.torch.mhc_pre_norm_fn_ref(residual, fn, None, 1e-3)
+    )
 
 
 @pytest.mark.parametrize("lead", [(B, T), (), (5,), (2, 1, 3)])
@@ -115,10 +132,19 @@ def test_pre_and_head_of_any_rank(lead, dtype):
     residual = numbers(*lead, N, D).to(dtype)
     fn, scale, base = numbers(MIXES, K, scale=0.1), numbers(3), numbers(MIXES)
     norm_weight = 1 + numbers(K, scale=0.1)
-    constants = dict(norm_weight=norm_weight, norm_eps=1e-4, post_mult_value=2.0, pre_eps=1e-3, sinkhorn_eps=1e-5, sinkhorn_repeat=8)
+    constants = dict(
+        norm_weight=norm_weight,
+        norm_eps=1e-4,
+        post_mult_value=2.0,
+        pre_eps=1e-3,
+        sinkhorn_eps=1e-5,
+        sinkhorn_repeat=8,
+    )
     layer_input, (post, comb) = tk.modeling.mhc.mhc_pre(residual, fn, scale, base, **constants)
     mixes = wide_mixes(residual.double(), fn.double(), norm_weight.double(), 1e-4)
-    pre, expected_post, logits = tk.torch.mhc_pre_split_mixes_ref(mixes, scale.double(), base.double(), N, 2.0, 1e-3)
+    pre, expected_post, logits = tk.torch.mhc_pre_split_mixes_ref(
+        mixes, scale.double(), base.double(), N, 2.0, 1e-3
+    )
     close(post, expected_post)
     close(comb, tk.torch.sinkhorn_normalize_ref(logits, 8, 1e-5))
     assert layer_input.dtype == dtype
@@ -149,15 +175,26 @@ def test_defaults_are_those_of_tile_kernels():
 
 def test_a_whole_sublayer_trains():
     """pre, a layer, post and the head, with every gradient."""
-    inputs = [numbers(B, T, N, D, grad=True), numbers(MIXES, K, scale=0.1, grad=True), numbers(3, grad=True), numbers(MIXES, grad=True),
-              numbers(N, K, scale=0.1, grad=True), numbers(1, grad=True), numbers(N, grad=True)]
+    inputs = [
+        numbers(B, T, N, D, grad=True),
+        numbers(MIXES, K, scale=0.1, grad=True),
+        numbers(3, grad=True),
+        numbers(MIXES, grad=True),
+        numbers(N, K, scale=0.1, grad=True),
+        numbers(1, grad=True),
+        numbers(N, grad=True),
+    ]
 
     def ours(residual, fn, scale, base, head_fn, head_scale, head_base):
         x, context = tk.modeling.mhc.mhc_pre(residual, fn, scale, base)
-        return tk.modeling.mhc.mhc_head(ops.mhc_post(torch.tanh(x), residual, *context), head_fn, head_scale, head_base)
+        return tk.modeling.mhc.mhc_head(
+            ops.mhc_post(torch.tanh(x), residual, *context), head_fn, head_scale, head_base
+        )
 
     def theirs(residual, fn, scale, base, head_fn, head_scale, head_base):
-        pre, post, logits = tk.torch.mhc_pre_split_mixes_ref(wide_mixes(residual, fn, 1.0, 1e-6), scale, base, N, 1.0, 1e-6)
+        pre, post, logits = tk.torch.mhc_pre_split_mixes_ref(
+            wide_mixes(residual, fn, 1.0, 1e-6), scale, base, N, 1.0, 1e-6
+        )
         comb = tk.torch.sinkhorn_normalize_ref(logits)
         streams = wide_post(torch.tanh((residual * pre).sum(-2)), residual, post, comb)
         mix = torch.sigmoid(wide_mixes(streams, head_fn, 1.0, 1e-6) * head_scale + head_base) + 1e-6
@@ -235,7 +272,10 @@ def test_head_kernels_fill_every_slot():
     close(out, expected)
     grads = [torch.full_like(mix, 9.0), torch.full((5, 1), 9.0), torch.full((5, N), 9.0)]
     kernels.mhc_head_compute_mix_bwd(direction, mix.detach(), scale.detach(), base.detach(), *grads, 5)
-    for got, theirs in zip((grads[0], grads[1].sum(0), grads[2].sum(0)), torch.autograd.grad(expected, (mix, scale, base), direction)):
+    for got, theirs in zip(
+        (grads[0], grads[1].sum(0), grads[2].sum(0)),
+        torch.autograd.grad(expected, (mix, scale, base), direction),
+    ):
         close(got, theirs)
 
 
@@ -262,7 +302,9 @@ def test_reduce_kernels(groups):
     expected = (m * torch.rsqrt(q / group_size + 1e-3).unsqueeze(-1)).sum(1)
     close(out, expected)
     direction, mul_grad, sqr_grad = numbers(T, MIXES), torch.empty(T, groups, MIXES), torch.empty(T, groups)
-    kernels.mhc_reduce_partials_and_rmsnorm_bwd(direction, out_mul, sqrsum, mul_grad, sqr_grad, group_size, 1e-3)
+    kernels.mhc_reduce_partials_and_rmsnorm_bwd(
+        direction, out_mul, sqrsum, mul_grad, sqr_grad, group_size, 1e-3
+    )
     for got, theirs in zip((mul_grad, sqr_grad), torch.autograd.grad(expected, (m, q), direction.double())):
         close(got, theirs)
 
@@ -291,7 +333,9 @@ def test_split_and_sinkhorn_kernels(flat_comb):
     directions = [numbers(T, N), numbers(T, N), numbers(*comb_shape)]
     grads = [torch.empty(T, MIXES), torch.full((3,), 9.0), torch.full((MIXES,), 9.0)]
     kernels.mhc_pre_split_mixes_bwd(*directions, plain[0], post, *plain[1:], *grads, 1.5)
-    theirs = torch.autograd.grad(expected, (mixes, scale, base), [d.view_as(e) for d, e in zip(directions, expected)])
+    theirs = torch.autograd.grad(
+        expected, (mixes, scale, base), [d.view_as(e) for d, e in zip(directions, expected)]
+    )
     for got, wanted in zip(grads, theirs):
         close(got, wanted)
     partials = [torch.empty(T, MIXES), torch.full((3, 3), 9.0), torch.full((3, MIXES), 9.0)]
@@ -311,8 +355,27 @@ def test_split_and_sinkhorn_kernels(flat_comb):
 def test_big_fuse_kernel(flat_comb):
     residual, fn, scale, base = numbers(1, T, N, D), numbers(MIXES, K, scale=0.1), numbers(3), numbers(MIXES)
     mul, sqr = tk.torch.mhc_pre_norm_fn_partials_ref(residual, fn, 4)
-    post, comb, row = torch.empty(T, N), torch.empty((T, N * N) if flat_comb else (T, N, N)), torch.empty(T, D)
-    kernels.mhc_pre_big_fuse_fwd(mul.squeeze(2), sqr.squeeze(2), scale, base, residual[0], post, comb, row, 1e-6, 1e-3, 1e-5, 2.0, 9, n_splits=4)
+    post, comb, row = (
+        torch.empty(T, N),
+        torch.empty((T, N * N) if flat_comb else (T, N, N)),
+        torch.empty(T, D),
+    )
+    kernels.mhc_pre_big_fuse_fwd(
+        mul.squeeze(2),
+        sqr.squeeze(2),
+        scale,
+        base,
+        residual[0],
+        post,
+        comb,
+        row,
+        1e-6,
+        1e-3,
+        1e-5,
+        2.0,
+        9,
+        n_splits=4,
+    )
     expected = ops.mhc_pre_big_fuse(residual[0], fn, scale, base, 1e-6, 1e-3, 1e-5, 2.0, 9)
     for got, theirs in zip((post, comb, row), expected):
         close(got.view_as(theirs), theirs)
@@ -356,7 +419,9 @@ def test_gate_of_both_versions(gate):
         tk.engram.engram_gate_fwd(x, k, v, fused, 1e-5, 1e-6),
         tk.engram.engram_gate_fwd(x, k=k, v=v, weight_fused=fused, eps=1e-5, clamp_value=1e-6),
         tk.engram.engram_gate_fwd(x, k, v, weight_fused=fused, eps=1e-5, clamp_value=1e-6),
-        tk.engram.engram_gate_fwd(x, kv, weight_fused=fused, eps=1e-5, clamp_value=1e-6, save_for_backward=True),
+        tk.engram.engram_gate_fwd(
+            x, kv, weight_fused=fused, eps=1e-5, clamp_value=1e-6, save_for_backward=True
+        ),
     ]
     for call in calls:
         for got, theirs in zip(call, expected):
@@ -409,7 +474,9 @@ def test_gate_with_autograd_in_both_versions(gate):
 def test_gate_weights_with_main_grad(gate):
     x, kv, k, v, wh, we = gate
     wh, we = torch.nn.Parameter(wh), torch.nn.Parameter(we)
-    expected = torch.autograd.grad(tk.modeling.engram.engram_gate(x, k, v, wh, we, 1e-6, 1e-5).sum(), (wh, we))
+    expected = torch.autograd.grad(
+        tk.modeling.engram.engram_gate(x, k, v, wh, we, 1e-6, 1e-5).sum(), (wh, we)
+    )
     wh.main_grad, we.main_grad = torch.ones(N, D), torch.ones(N, D)
     tk.modeling.engram.engram_gate(x.requires_grad_(), k, v, wh, we, 1e-6, 1e-5).sum().backward()
     assert wh.grad is None and we.grad is None
@@ -449,7 +516,9 @@ def test_sinkhorn_steps():
     rows, width = 37, 24
     matrix, row_scale, col_scale = numbers(rows, width), torch.ones(rows), 1 + numbers(width).abs()
     expected_scale, expected_sumsq = row_scale.clone(), torch.empty(width)
-    expected_norm = tk.torch.engram_sinkhorn_step_ref(matrix, expected_scale, col_scale, expected_sumsq, 1e-20)
+    expected_norm = tk.torch.engram_sinkhorn_step_ref(
+        matrix, expected_scale, col_scale, expected_sumsq, 1e-20
+    )
     row_norm, partial = tk.engram.engram_sinkhorn_step(matrix, row_scale, col_scale, 1e-20)
     sumsq = torch.empty(width)
     tk.engram.engram_sinkhorn_step_reduce(partial, sumsq)
@@ -484,7 +553,11 @@ def test_config():
     config.set_pdl(True)
     config.use_deterministic_algorithms(True)
     config.set_token_alignment(64)
-    assert (config.get_pdl(), config.get_deterministic_algorithms(), config.get_token_alignment()) == (True, True, 64)
+    assert (config.get_pdl(), config.get_deterministic_algorithms(), config.get_token_alignment()) == (
+        True,
+        True,
+        64,
+    )
     config.reset_runtime_config()
     assert (config.get_num_sms(), config.get_pdl(), config.get_token_alignment()) == (most, False, 128)
     assert (config.get_device(), config.is_ascend()) == ("cuda", False)
@@ -503,7 +576,12 @@ def test_utils():
 
 
 def test_round_to_tf32():
-    x = torch.cat([numbers(1000), torch.tensor([float("inf"), -float("inf"), 0.0, -0.0, 1 + 2.0**-11, 1 + 3 * 2.0**-11])])
+    x = torch.cat(
+        [
+            numbers(1000),
+            torch.tensor([float("inf"), -float("inf"), 0.0, -0.0, 1 + 2.0**-11, 1 + 3 * 2.0**-11]),
+        ]
+    )
     rounded = kernels.round_to_tf32(x)
     assert not (rounded.view(torch.int32) & 0x1FFF).any()
     finite = x.isfinite()
@@ -531,7 +609,10 @@ def test_numeric():
 
 def test_parameters():
     bench, generator = tk.testing.bench, tk.testing.generator
-    assert bench.make_param_key({"num_tokens": 64, "num_experts": 8, "x": None}) == "num_tokens=   64,experts=  8"
+    assert (
+        bench.make_param_key({"num_tokens": 64, "num_experts": 8, "x": None})
+        == "num_tokens=   64,experts=  8"
+    )
     assert bench.make_param_id({"a": (1, 2), "dtype": torch.bfloat16}) == "a=1x2-dtype=bf16"
     assert bench.make_param_id({}) == "default"
     assert generator.generate_num_tokens() == [4001, 8001]
@@ -541,6 +622,10 @@ def test_parameters():
     assert generator.generate_num_tokens(0, backward_only=True) == [8001]
     assert all(size % 256 == 0 for size in generator.generate_hidden_sizes(256))
     assert generator.generate_num_sms()[-1] == tk.config.get_device_num_sms()
-    assert list(generator.generate_samples(1, a=[1, 2, 3], b=[4, 5])) == [{"a": 1, "b": 4}, {"a": 2, "b": 5}, {"a": 3, "b": 4}]
+    assert list(generator.generate_samples(1, a=[1, 2, 3], b=[4, 5])) == [
+        {"a": 1, "b": 4},
+        {"a": 2, "b": 5},
+        {"a": 3, "b": 4},
+    ]
     assert len(list(generator.generate_samples(2, a=[1, 2, 3], b=[4, 5]))) == 6
     assert (generator.get_test_level(), generator.is_precompile()) == (1, False)
