@@ -46,6 +46,7 @@ __device__ __noinline__ void image_token(const GateForwardArgs& a, int64_t t, in
 template <class A, bool kVector>
 __global__ void __launch_bounds__(kRowThreads)
     gate_fwd(const __grid_constant__ GateForwardArgs a, float scale) {
+  cuda::wait_for_previous();
   constexpr int kColumns = kWidth<A>;
   __shared__ WarpSums<GateSums::kCount> sums;
   __shared__ float shared_alpha;
@@ -270,7 +271,7 @@ void gate_fwd_cuda(const GateForwardArgs& a, int device, void* stream) {
     if (walks) return;
   }
   with_rows(a.activation, vector, [&](auto activation, auto vectors) {
-    cuda::launch("engram.gate_fwd", device, stream, &gate_fwd<decltype(activation), vectors()>,
+    cuda::launch_overlapping("engram.gate_fwd", device, stream, &gate_fwd<decltype(activation), vectors()>,
                  dim3(cuda::blocks(a.tokens * a.streams)), dim3(static_cast<unsigned>(threads)), 0,
                  a, scale);
   });

@@ -15,6 +15,7 @@
 // the whole row. Class R: the order of sums over d depends on d and the type alone, grad_wf is
 // summed in token order over chunks that T alone decides. Tokens are independent.
 #include "core/token_chunks.h"
+#include "ops/engram/shared/gate_bwd_few.cuh"
 #include "ops/engram/shared/gate_bwd_walk.cuh"
 
 namespace ehc::engram {
@@ -150,6 +151,7 @@ template <class A, bool kVector, class Path, bool kSeparate>
 __global__ void __launch_bounds__(kMostThreads)
     gate_bwd(const __grid_constant__ GateBackwardArgs a, const GradWeightPartials partials,
              int64_t chunk_tokens, float scale, unsigned segments) {
+  cuda::wait_for_previous();
   constexpr int kColumns = kWidth<A>;
   // Addresses are shared too: a thread has no registers for what makes them.
   __shared__ TokenWindow<> window;
@@ -270,13 +272,14 @@ void gate_bwd_cuda(const GateBackwardArgs& a, const GradWeightPartials& partials
     const bool by_token = partials.by_token != nullptr;
     if constexpr (sizeof(A) == 2 && vectors()) {
       const bool takes = same && !a.value_path_is_f32 && segments == 1;
+      if (takes && by_token && gate_bwd_of_few<A>(a, partials, chunk_tokens, chunks, device, stream)) return;
       if (takes && walk_gate_bwd<A>(a, partials, chunk_tokens, chunks, device, stream)) return;
     }
     const auto kernel = a.value_path_is_f32 ? &gate_bwd<A, vectors(), float, true>
                         : same              ? &gate_bwd<A, vectors(), A, false>
                                             : &gate_bwd<A, vectors(), A, true>;
     const int64_t row = gate.streams * gate.hidden;
-    cuda::launch("engram.gate_bwd", device, stream, kernel,
+    cuda::launch_overlapping("engram.gate_bwd", device, stream, kernel,
                  dim3(cuda::blocks((by_token ? gate.tokens : chunks) * gate.streams * segments)),
                  dim3(static_cast<unsigned>(threads)), 0, a,
                  by_token ? GradWeightPartials{partials.by_token, row, gate.hidden} : partials,
