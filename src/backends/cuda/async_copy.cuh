@@ -15,6 +15,19 @@ __device__ __forceinline__ void start_copy(Pack* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
 
+// The same under a condition, without a branch.
+__device__ __forceinline__ void start_copy_if(bool condition, Pack* to, const void* from) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile(
+      "{\n"
+      ".reg .pred starts;\n"
+      "setp.ne.u32 starts, %2, 0;\n"
+      "@starts cp.async.cg.shared.global [%0], [%1], 16;\n"
+      "}" ::"r"(address),
+      "l"(from), "r"(static_cast<uint32_t>(condition))
+      : "memory");
+}
+
 // The same for 4 bytes.
 __device__ __forceinline__ void start_copy_word(float* to, const float* from) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));

@@ -23,14 +23,21 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// For all threads of a cluster what __syncthreads is for those of a block.
-__device__ __forceinline__ void sync_cluster() {
+// The two halves of a barrier of all threads of a cluster: what they wrote to shared memory before
+// they arrived is there after the wait.
+__device__ __forceinline__ void arrive_at_cluster() {
 #ifdef EHC_HAS_CLUSTERS
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
+}
+__device__ __forceinline__ void wait_for_cluster() {
+#ifdef EHC_HAS_CLUSTERS
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void sync_cluster() {
+  arrive_at_cluster();
+  wait_for_cluster();
 }
 
 // Stores to the variable of block `rank` that is `to` in this one.

@@ -13,8 +13,8 @@ class PackRing {
  public:
   static constexpr size_t kPacks = size_t{kSlots} * kThreads;  // of a block
 
-  // `memory`: kPacks, those of a thread kThreads apart. fetch(round, item, to) starts the copy of
-  // an item that exists. Without copies of the caller on their way.
+  // `memory`: kPacks, those of a thread kThreads apart. fetch(ahead, item, to) starts the copy of an
+  // item that exists, of the round that is `ahead` of the present one: known to the compiler.
   template <class Fetch>
   __device__ __forceinline__ PackRing(Pack* memory, const Fetch& fetch)
       : first_(memory + threadIdx.x) {
@@ -24,15 +24,15 @@ class PackRing {
       commit_copies();
     }
   }
-  // Items in ascending order, which the compiler must know; all of a round are taken.
+  // The items of a round in ascending order, all of them.
   template <class Fetch>
-  __device__ __forceinline__ Pack take(int round, int item, const Fetch& fetch) {
+  __device__ __forceinline__ Pack take(int item, const Fetch& fetch) {
     await_copies<kSlots - 1>();
     int slot = base_ + item % kSlots;
     if (kItems % kSlots != 0 && slot >= kSlots) slot -= kSlots;
     Pack* of_slot = first_ + slot * kThreads;
     const Pack pack = *of_slot;
-    fetch(round + (item + kSlots) / kItems, (item + kSlots) % kItems, of_slot);
+    fetch((item + kSlots) / kItems, (item + kSlots) % kItems, of_slot);
     commit_copies();
     return pack;
   }

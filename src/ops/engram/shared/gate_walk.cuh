@@ -25,7 +25,19 @@ __device__ __forceinline__ Pack gated(const GateForwardArgs& a, float alpha, con
   return cuda::make_pack<A>([&](int k) { return alpha * column<A>(v, k); });
 }
 
-template <class A, int kThreads, int kSlots, bool kOnce>
+// Rows of a thread's columns, token after token.
+template <class A>
+struct GateCursor {
+  A* at;
+  int64_t stream_stride, token_step;
+
+  __device__ __forceinline__ A* row(int h, int ahead = 0) const {
+    return at + h * stream_stride + ahead * token_step;
+  }
+  __device__ __forceinline__ void advance() { at += token_step; }
+};
+
+template <class A, int kThreads, int kSlots>
 __global__ void __launch_bounds__(kThreads, 1)
     gate_walk(const __grid_constant__ GateForwardArgs a, float scale, int team_threads) {
   constexpr int kColumns = kWidth<A>;
@@ -42,46 +54,52 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warps = team_threads / cuda::kWarp;
   const int first = thread * kColumns;
   const int columns_of_team = team_threads * kColumns;
-  const int hidden = static_cast<int>(a.hidden);
-  const auto exists = [&](int p) { return first + p * columns_of_team < hidden; };
-  const int64_t start = int64_t{blockIdx.x} + int64_t{gridDim.x} * team;
+  bool exists[kGatePacks];
+#pragma unroll
+  for (int p = 0; p < kGatePacks; ++p) exists[p] = first + p * columns_of_team < a.hidden;
+  int64_t t = int64_t{blockIdx.x} + int64_t{gridDim.x} * team;
   const int64_t step = int64_t{gridDim.x} * teams;
+  // Those that are read are a token ahead.
+  GateCursor<const A> residual{residual_row<A>(a, t + step, 0) + first, a.residual_stream_stride,
+                               step * a.residual_token_stride};
+  GateCursor<const A> key{key_row<A>(a, t + step, 0) + first, a.key_stream_stride,
+                          step * a.key_token_stride};
+  GateCursor<const A> value{value_row<A>(a, t + step) + first, 0, step * a.value_token_stride};
+  GateCursor<A> out{out_row<A>(a, t, 0) + first, a.out_stream_stride, step * a.out_token_stride};
 
-  const auto fetch = [&](int round, int item, Pack* to) {
+  const auto fetch = [&](int ahead, int item, Pack* to) {
     const int p = item % kGatePacks;
     const int row = item / kGatePacks;
-    const int64_t t = start + round * step;
-    if (t >= a.tokens || !exists(p)) return;
-    const A* from = row == 2 * kGateStreams ? value_row<A>(a, t)
-                    : row % 2 == 0          ? residual_row<A>(a, t, row / 2)
-                                            : key_row<A>(a, t, row / 2);
-    cuda::start_copy(to, from + first + p * columns_of_team);
+    const A* from = row == 2 * kGateStreams ? value.row(0, ahead - 1)
+                    : row % 2 == 0          ? residual.row(row / 2, ahead - 1)
+                                            : key.row(row / 2, ahead - 1);
+    cuda::start_copy_if(exists[p] && t + ahead * step < a.tokens, to, from + p * columns_of_team);
   };
   Ring ring(gate_memory, fetch);
   // [kGateStreams, kGatePacks, kQuads, team_threads]
-  const auto weight_at = [&](int h, int p, int quad, int j) {
+  const auto weight_at = [&](int h, int p, int quad) {
     return reinterpret_cast<float4*>(gate_memory + Ring::kPacks) +
-           ((h * kGatePacks + p) * kQuads + quad) * team_threads + j;
+           ((h * kGatePacks + p) * kQuads + quad) * team_threads + thread;
   };
 #pragma unroll
   for (int h = 0; h < kGateStreams; ++h) {
     if (h % teams != team) continue;
 #pragma unroll
     for (int p = 0; p < kGatePacks; ++p) {
-      if (!exists(p)) continue;
       const float* from = a.weight_fused + h * a.weight_stream_stride + first + p * columns_of_team;
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) {
-        *weight_at(h, p, q, thread) = __ldg(reinterpret_cast<const float4*>(from) + q);
+        const auto* quad = reinterpret_cast<const float4*>(from) + q;
+        *weight_at(h, p, q) = exists[p] ? __ldg(quad) : float4{};
       }
     }
   }
   __syncthreads();
 
-  bool image = start < a.tokens && is_image(a.image_token_mask, start);
-  int round = 0;
+  bool image = t < a.tokens && is_image(a.image_token_mask, t);
+  int turn = 0;
 #pragma unroll 1
-  for (int64_t t = start; t < a.tokens; t += step, ++round) {
+  for (; t < a.tokens; t += step, turn ^= 1) {
     const bool next_image = t + step < a.tokens && is_image(a.image_token_mask, t + step);
     Pack x[kGateStreams][kGatePacks];
     float sum[kSums][kGateStreams];
@@ -90,20 +108,19 @@ __global__ void __launch_bounds__(kThreads, 1)
       GateSums of_thread;
 #pragma unroll
       for (int p = 0; p < kGatePacks; ++p) {
-        x[h][p] = ring.take(round, 2 * h * kGatePacks + p, fetch);
+        x[h][p] = ring.take(2 * h * kGatePacks + p, fetch);
       }
 #pragma unroll
       for (int p = 0; p < kGatePacks; ++p) {
-        const Pack k = ring.take(round, (2 * h + 1) * kGatePacks + p, fetch);
-        if (!exists(p)) continue;
+        const Pack k = ring.take((2 * h + 1) * kGatePacks + p, fetch);
         float weight[kColumns];
 #pragma unroll
         for (int q = 0; q < kQuads; ++q) {
-          const float4 w = *weight_at(h, p, q, thread);
+          const float4 w = *weight_at(h, p, q);
           weight[4 * q] = w.x, weight[4 * q + 1] = w.y;
           weight[4 * q + 2] = w.z, weight[4 * q + 3] = w.w;
         }
-        of_thread.add<A>(x[h][p], k, weight);
+        if (exists[p]) of_thread.add<A>(x[h][p], k, weight);
       }
 #pragma unroll
       for (int s = 0; s < kSums; ++s) sum[s][h] = of_thread.sum[s];
@@ -116,59 +133,53 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int s = 0; s < kSums; ++s) {
       const float total = cuda::four_sums(sum[s]);
-      if (lane % 8 == 0) of_warp[round % 2][s][lane / 8][warp] = total;
+      if (lane % 8 == 0) of_warp[turn][s][lane / 8][warp] = total;
     }
     cuda::sync_team(team, team_threads);
-    GateScalars scalars;  // of stream lane / 8
-    {
-      float total[kSums];
+    float total[kSums];  // of stream lane / 8
 #pragma unroll
-      for (int s = 0; s < kSums; ++s) {
-        float part[kGateStreams];
+    for (int s = 0; s < kSums; ++s) {
+      float part[kGateStreams];
 #pragma unroll
-        for (int h = 0; h < kGateStreams; ++h) {
-          part[h] = lane < warps ? of_warp[round % 2][s][h][team * warps + lane] : 0.0f;
-        }
-        total[s] = cuda::four_sums(part);
+      for (int h = 0; h < kGateStreams; ++h) {
+        part[h] = lane < warps ? of_warp[turn][s][h][team * warps + lane] : 0.0f;
       }
-      scalars = gate_scalars(total[0], total[1], total[2], a, scale);
+      total[s] = cuda::four_sums(part);
     }
-    if (thread < cuda::kWarp && lane % 8 == 0) save(a, t, lane / 8, image ? GateScalars{} : scalars);
+    const GateScalars scalars = gate_scalars(total[0], total[1], total[2], a, scale);
+    if (thread < cuda::kWarp && lane % 8 == 0) {
+      save(a, t, lane / 8, image ? GateScalars{} : scalars);
+    }
     Pack v[kGatePacks];
 #pragma unroll
     for (int p = 0; p < kGatePacks; ++p) {
-      v[p] = ring.take(round, 2 * kGateStreams * kGatePacks + p, fetch);
+      v[p] = ring.take(2 * kGateStreams * kGatePacks + p, fetch);
     }
 #pragma unroll
     for (int h = 0; h < kGateStreams; ++h) {
       const float alpha = __shfl_sync(cuda::kAllLanes, scalars.alpha, 8 * h);
-      A* out = out_row<A>(a, t, h) + first;
 #pragma unroll
       for (int p = 0; p < kGatePacks; ++p) {
-        if (!exists(p)) continue;
         Pack y = gated<A>(a, alpha, x[h][p], v[p]);
         if (image) y = a.mode == GateMode::add ? x[h][p] : Pack{};
-        if constexpr (kOnce) {
-          cuda::store_pack_once<true>(out + p * columns_of_team, y, kColumns);
-        } else {
-          cuda::store_pack<true>(out + p * columns_of_team, y, kColumns);
-        }
+        if (exists[p]) cuda::store_pack<true>(out.row(h) + p * columns_of_team, y, kColumns);
       }
     }
     ring.end_round();
+    residual.advance(), key.advance(), value.advance(), out.advance();
     image = next_image;
   }
 }
 
-template <class A, int kThreads, int kSlots, bool kOnce>
+template <class A, int kThreads, int kSlots>
 bool launch_gate_walk(const GateForwardArgs& a, int most_teams, int device, void* stream) {
   constexpr const char* kName = "engram.gate_fwd";
-  const auto kernel = &gate_walk<A, kThreads, kSlots, kOnce>;
+  const auto kernel = &gate_walk<A, kThreads, kSlots>;
   const int team_threads = gate_threads(a);
   const size_t bytes =
       sizeof(Pack) * (cuda::PackRing<kGateItems, kSlots, kThreads>::kPacks +
                       size_t{kGateStreams} * kGatePacks * (kWidth<A> / 4) * team_threads);
-  if (bytes + 4096 > most_shared(kName, device)) return false;
+  if (bytes + 2048 > most_shared(kName, device)) return false;
   const int64_t blocks = resident_blocks(kName, device, kernel, kThreads, bytes);
   const int teams = std::min(most_teams, kThreads / team_threads);
   const int64_t rounds = (a.tokens + blocks * teams - 1) / (blocks * teams);
@@ -178,6 +189,23 @@ bool launch_gate_walk(const GateForwardArgs& a, int most_teams, int device, void
                gate_scale<float>(a.hidden),
                team_threads);
   return true;
+}
+
+// Whether it took the call, whose rows are aligned.
+template <class A>
+bool walk_gate(const GateForwardArgs& a, int device, void* stream) {
+  constexpr int64_t kLeastTokens = 1024;  // else a block per stream is better
+  const int threads = gate_threads(a);
+  const int64_t packs = cuda::packs_of(a.hidden, kWidth<A>);
+  if (a.streams != kGateStreams || a.mode == GateMode::stats || a.value_mean_square != nullptr ||
+      a.tokens < kLeastTokens || packs > int64_t{threads} * kGatePacks) {
+    return false;
+  }
+  // Threads of a block and slots of each, as measured on an H200.
+  const auto walk = threads <= 320   ? &launch_gate_walk<A, 320, 18>
+                    : threads <= 448 ? &launch_gate_walk<A, 448, 15>
+                                     : &launch_gate_walk<A, 512, 18>;
+  return walk(a, 16, device, stream);
 }
 
 }  // namespace ehc::engram
