@@ -13,8 +13,8 @@ class PackRing {
  public:
   static constexpr size_t kPacks = size_t{kSlots} * kThreads;  // of a block
 
-  // `memory`: kPacks, those of a thread kThreads apart. fetch(ahead, item, to) starts the copy of an
-  // item that exists, of the round that is `ahead` of the present one: known to the compiler.
+  // `memory`: kPacks, those of a thread kThreads apart. fetch(ahead, item, to) starts the copy of
+  // an item that exists, of the round that is `ahead` of the present one: known to the compiler.
   template <class Fetch>
   __device__ __forceinline__ PackRing(Pack* memory, const Fetch& fetch)
       : first_(memory + threadIdx.x) {

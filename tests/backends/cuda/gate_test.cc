@@ -17,8 +17,8 @@ class GateKernels : public testing::Test {
   }
   RunResult run(const cli::CaseInputs& inputs, Layout layout) {
     Context context = Context::cuda(0, stream_->get());
-    RunResult result =
-        cli::run_case(inputs, inputs.tensors(), context, {.implementation = "cuda", .layout = layout});
+    RunResult result = cli::run_case(inputs, inputs.tensors(), context,
+                                     {.implementation = "cuda", .layout = layout});
     EXPECT_EQ(result.refusal, "");
     EXPECT_EQ(result.damage, "");
     return result;
@@ -66,7 +66,8 @@ TEST_F(GateKernels, ForwardOfManyTokensTakesAnyGrid) {
     }
     const ForcedGrid grid(7);
     EXPECT_TRUE(test::bits_of(run(inputs, Layout::misaligned)) == expected) << line.text();
-    EXPECT_FALSE(grid.was_asked()) << line.text() << ": another kernel takes rows that are not aligned";
+    EXPECT_FALSE(grid.was_asked())
+        << line.text() << ": another kernel takes rows that are not aligned";
   }
 }
 

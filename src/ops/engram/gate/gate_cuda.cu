@@ -107,8 +107,7 @@ __global__ void __launch_bounds__(kRowThreads)
     const int64_t count = a.hidden - at;
     const Pack again = load_passing<kVector>(residual + at, count);
     cuda::store_pack<kVector>(
-        out + at, gated<A>(a, alpha, again, load_passing<kVector>(value + at, count)),
-        count);
+        out + at, gated<A>(a, alpha, again, load_passing<kVector>(value + at, count)), count);
   }
 }
 

@@ -1,6 +1,6 @@
-// engram.gate_bwd for calls of few tokens with four streams of a 16-bit type whose value path has no
-// gradient of its own, where rows are aligned and a block has them in one pack a thread (sm_90+):
-// the same bits as the kernel for all calls and the sum of its tokens.
+// engram.gate_bwd for calls of few tokens with four streams of a 16-bit type whose value path has
+// no gradient of its own, where rows are aligned and a block has them in one pack a thread
+// (sm_90+): the same bits as the kernel for all calls and the sum of its tokens.
 //
 // A block per token and stream, those of a chunk's tokens in a cluster. Each leaves its part of
 // grad_wf in its shared memory; then block r adds the columns of its eighth from all blocks, in

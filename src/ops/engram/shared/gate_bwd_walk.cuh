@@ -10,90 +10,10 @@
 // memory, the sums of grad_wf in registers.
 #pragma once
 
-#include "backends/cuda/async_copy.cuh"
 #include "backends/cuda/cluster.cuh"
-#include "ops/engram/shared/gate_bwd_rows.cuh"
+#include "ops/engram/shared/gate_bwd_walk_rows.cuh"
 
 namespace ehc::engram {
-
-inline constexpr int kWalkStreams = 4;
-inline constexpr int kWalkWindow = 8;  // tokens whose scalars are made together
-inline constexpr int kWalkAhead = 3;   // tokens until the one whose rows are found
-inline constexpr int kWalkTables = 8;  // tokens whose rows are known, half of them in use
-
-// Rows of a token: those that are read have a slot in shared memory.
-enum WalkRow : int {
-  kValueRow = 0,
-  kGradRow = 1,
-  kResidualRow = kGradRow + kWalkStreams,
-  kKeyRow = kResidualRow + kWalkStreams,
-  kReadRows = kKeyRow + kWalkStreams,
-  kGradResidualRow = kReadRows,
-  kGradKeyRow = kGradResidualRow + kWalkStreams,
-  kGradValueRow = kGradKeyRow + kWalkStreams,
-  kAllRows,
-};
-
-// Packs of shared memory that a block of kThreads has; those of a thread are kThreads apart.
-template <class A, int kThreads>
-struct WalkMemory {
-  static constexpr int kQuads = kWidth<A> / 4;
-  Pack* of_thread;
-
-  __device__ __forceinline__ Pack* slot(int row) const { return of_thread + row * kThreads; }
-  __device__ __forceinline__ float4* weight(int h, int quad) const {
-    return reinterpret_cast<float4*>(slot(kReadRows + h * kQuads + quad));
-  }
-  static constexpr size_t bytes() {
-    return sizeof(Pack) * (kReadRows + kWalkStreams * kQuads) * kThreads;
-  }
-};
-
-// What the threads of a block share.
-struct WalkShared {
-  static constexpr int kPairs = kWalkWindow * kWalkStreams;  // of a token and a stream
-  float4 scalars[2][kPairs];  // of a window and the next: slope_of_alpha, both pulls, alpha
-  bool is_flat[2][kPairs], is_image[2][kWalkWindow];
-  float statistics[4][kPairs];  // of the window after them: dot, alpha and both reciprocals
-  float of_group[2][kWalkStreams][cuda::kWarp];  // sums over 32 packs of a row
-  char* rows[kWalkTables][kAllRows];
-};
-
-// A thread's view of the rows of one token after the other.
-struct WalkCursor {
-  char* at = nullptr;
-  int64_t step = 0;  // bytes between tokens
-
-  template <class A>
-  __device__ __forceinline__ void point(const A* row, int64_t token_stride) {
-    at = const_cast<char*>(reinterpret_cast<const char*>(row));
-    step = token_stride * static_cast<int64_t>(sizeof(A));
-  }
-  template <class A>
-  __device__ __forceinline__ void point(const GradientRows& rows, int64_t t, int64_t h) {
-    point(row_of<const A>(rows, t, h), rows.token_stride);
-  }
-  // Row `r` of token t.
-  template <class A>
-  __device__ __forceinline__ void find(const GateBackwardArgs& a, int r, int64_t t) {
-    const int h = (r - kGradRow) % kWalkStreams;
-    if (r == kValueRow) {
-      point(value_row<A>(a.gate, t), a.gate.value_token_stride);
-    } else if (r < kResidualRow) {
-      point<A>(a.grad_out, t, h);
-    } else if (r < kKeyRow) {
-      point(residual_row<A>(a.gate, t, h), a.gate.residual_token_stride);
-    } else if (r < kReadRows) {
-      point(key_row<A>(a.gate, t, h), a.gate.key_token_stride);
-    } else if (r < kGradKeyRow) {
-      point<A>(a.grad_residual, t, h);
-    } else if (r < kGradValueRow) {
-      point<A>(a.grad_key, t, h);
-    } else {
-      point<A>(a.grad_value, t, 0);
-    }
-  }
-};
 
 // The sums of a chunk, and zeros for the next.
 template <int kColumns>
@@ -105,15 +25,18 @@ __device__ __forceinline__ void store_chunk(float* to, float (&sums)[kColumns]) 
   }
 }
 
-template <class A, int kBlocks, int kThreads, bool kOnce, bool kAhead>
-__global__ void __launch_bounds__(kThreads, 1)
+template <class A, class Walk>
+__global__ void __launch_bounds__(Walk::kThreads, 1)
     gate_bwd_walk(const __grid_constant__ GateBackwardArgs a, const GradWeightPartials partials,
                   int64_t chunk_tokens, float scale) {
   constexpr int kColumns = kWidth<A>;
-  constexpr int kGroups = kWalkStreams;  // of copies on their way behind the one that is awaited
+  constexpr int kBlocks = Walk::kBlocks;
+  constexpr int kStreamsAhead = Walk::kStreamsAhead;
+  constexpr bool kGradsFirst = Walk::kGradStage < 0;
+  constexpr int kSumsAhead = Walk::kSumsAhead ? 1 : 0;  // tokens
   extern __shared__ __align__(128) Pack walk_memory[];
   __shared__ WalkShared shared;
-  const WalkMemory<A, kThreads> own{walk_memory + threadIdx.x};
+  const WalkMemory<A, Walk::kThreads> own{walk_memory + threadIdx.x};
   const GateForwardArgs& gate = a.gate;
   const int warp = static_cast<int>(threadIdx.x) / cuda::kWarp;
   const int warps = static_cast<int>(blockDim.x) / cuda::kWarp;
@@ -167,12 +90,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     fetch(i, kValueRow);
 #pragma unroll
     for (int h = 0; h < kWalkStreams; ++h) fetch(i, kGradRow + h);
-    cuda::commit_copies();
   };
   const auto fetch_stream = [&](int i, int h) {
-    fetch(i, kResidualRow + h);
-    fetch(i, kKeyRow + h);
-    cuda::commit_copies();
+    fetch(i + h / kWalkStreams, kResidualRow + h % kWalkStreams);
+    fetch(i + h / kWalkStreams, kKeyRow + h % kWalkStreams);
   };
 
   Pack grad[kWalkStreams];
@@ -239,16 +160,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (!exists) {
 #pragma unroll
     for (int r = 0; r < kReadRows; ++r) *own.slot(r) = Pack{};
-  } else if constexpr (kAhead) {
+  } else if constexpr (kSumsAhead > 0) {
     value = load_passing<true>(row_at(0, kValueRow), kColumns);
 #pragma unroll
     for (int h = 0; h < kWalkStreams; ++h) {
       grad[h] = load_passing<true>(row_at(0, kGradRow + h), kColumns);
     }
   }
-  fetch_grads(kAhead ? 1 : 0);
+  fetch_grads(kSumsAhead);
+  cuda::commit_copies();
 #pragma unroll
-  for (int h = 0; h < kWalkStreams; ++h) fetch_stream(0, h);
+  for (int h = kStreamsAhead - kWalkStreams; h < kStreamsAhead; ++h) {
+    if (h >= 0) fetch_stream(0, h);
+    cuda::commit_copies();
+  }
 #pragma unroll
   for (int h = 0; h < kWalkStreams; ++h) {
     const float* weight = gate.weight_fused + h * gate.weight_stream_stride + first;
@@ -258,13 +183,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       *own.weight(h, q) = exists ? __ldg(from) : float4{};
     }
   }
-  cuda::await_copies<kGroups + 1>();
+  cuda::await_copies<1 + kWalkStreams>();
   make_scalars(0);
   fetch_statistics(kWalkWindow);
   arrive();
   wait();
   float slopes = 0;
-  if constexpr (kAhead) {
+  if constexpr (kSumsAhead > 0) {
     put_sums(0, value);
     arrive();
     wait();
@@ -281,13 +206,15 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int h = 0; h < kWalkStreams; ++h) of_token[h] = grad[h];
 
-    cuda::await_copies<kGroups>();
+    cuda::await_copies<kWalkStreams - 1 - Walk::kGradStage>();
     value = *own.slot(kValueRow);
 #pragma unroll
     for (int h = 0; h < kWalkStreams; ++h) grad[h] = *own.slot(kGradRow + h);
-    constexpr int kNext = kAhead ? 1 : 0;
-    fetch_grads(i + kNext + 1);
-    if (!kAhead || i + 1 < count) put_sums(i + kNext, value);
+    if constexpr (kGradsFirst) {
+      fetch_grads(i + kSumsAhead + 1);
+      cuda::commit_copies();
+    }
+    if (i + kSumsAhead < count) put_sums(i + kSumsAhead, value);
     if (finds) {
       shared.rows[(i + kWalkAhead) % kWalkTables][lane] = cursor.at;
       cursor.at += cursor.step;
@@ -299,25 +226,28 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int h = 0; h < kWalkStreams; ++h) keep_packed(grad[h]);
     arrive();
-    if constexpr (!kAhead) {
+    if constexpr (kSumsAhead == 0) {
       wait();
       slopes = slope_of(i);
     }
 
 #pragma unroll
     for (int h = 0; h < kWalkStreams; ++h) {
-      cuda::await_copies<kGroups>();
+      if (kGradsFirst && h < kStreamsAhead) {
+        cuda::await_copies<kStreamsAhead>();
+      } else {
+        cuda::await_copies<kStreamsAhead - 1>();
+      }
       const Pack x = *own.slot(kResidualRow + h);
       const Pack k = *own.slot(kKeyRow + h);
-      fetch_stream(i + 1, h);
+      fetch_stream(i, h + kStreamsAhead);
+      if (h == Walk::kGradStage) fetch_grads(i + kSumsAhead + 1);
+      cuda::commit_copies();
       float weight[kColumns];
-#pragma unroll
-      for (int q = 0; q < own.kQuads; ++q) {
-        const float4 w = *own.weight(h, q);
-        weight[4 * q] = w.x, weight[4 * q + 1] = w.y;
-        weight[4 * q + 2] = w.z, weight[4 * q + 3] = w.w;
-      }
-      const auto grad_of = [&](int stream) { return kAhead ? of_token[stream] : grad[stream]; };
+      take_weights(weight, [&](int q) { return own.weight(h, q); });
+      const auto grad_of = [&](int stream) {
+        return kSumsAhead > 0 ? of_token[stream] : grad[stream];
+      };
       Slopes s;
       s.slope = __shfl_sync(cuda::kAllLanes, slopes, 8 * h);
       s.pull_residual = scalars[h].y;
@@ -326,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (!exists) return;
         A* grad_residual = row_at(i, kGradResidualRow + h);
         A* grad_key = row_at(i, kGradKeyRow + h);
-        if constexpr (kOnce) {
+        if constexpr (Walk::kOnce) {
           cuda::store_pack_once<true>(grad_residual, of_residual, kColumns);
           cuda::store_pack_once<true>(grad_key, of_key, kColumns);
         } else {
@@ -348,21 +278,22 @@ __global__ void __launch_bounds__(kThreads, 1)
         store_chunk(to + first, grad_weight[h]);
       }
     }
-    if constexpr (kAhead) {
+    if constexpr (kSumsAhead > 0) {
       wait();
       slopes = slope_of(i + 1);
     }
   }
 }
 
-template <class A, int kBlocks, int kThreads, bool kOnce, bool kAhead>
+template <class A, class Walk>
 bool launch_gate_bwd_walk(const GateBackwardArgs& a, const GradWeightPartials& partials,
                           int64_t chunk_tokens, int64_t chunks, int device, void* stream) {
   constexpr const char* kName = "engram.gate_bwd";
-  constexpr size_t kBytes = WalkMemory<A, kThreads>::bytes();
+  constexpr int kBlocks = Walk::kBlocks;
+  constexpr size_t kBytes = WalkMemory<A, Walk::kThreads>::bytes();
   if (kBytes + sizeof(WalkShared) > most_shared(kName, device)) return false;
   if (kBlocks > 1 && !cuda::has_clusters(device)) return false;
-  const auto kernel = &gate_bwd_walk<A, kBlocks, kThreads, kOnce, kAhead>;
+  const auto kernel = &gate_bwd_walk<A, Walk>;
   constexpr int64_t kWarpPacks = int64_t{cuda::kWarp} * kBlocks;
   const int64_t warps = (cuda::packs_of(a.gate.hidden, kWidth<A>) + kWarpPacks - 1) / kWarpPacks;
   const dim3 block(static_cast<unsigned>(warps * cuda::kWarp));
@@ -385,10 +316,13 @@ bool walk_gate_bwd(const GateBackwardArgs& a, const GradWeightPartials& partials
                    int64_t chunk_tokens, int64_t chunks, int device, void* stream) {
   constexpr int64_t kLeastChunks = 64;  // else a block per stream is better
   const int64_t packs = cuda::packs_of(a.gate.hidden, kWidth<A>);
-  if (a.gate.streams != kWalkStreams || chunks < kLeastChunks || packs > 1024) return false;
-  const auto walk = packs <= 512   ? &launch_gate_bwd_walk<A, 1, 512, true, false>
-                    : packs <= 640 ? &launch_gate_bwd_walk<A, 1, 640, false, false>
-                                   : &launch_gate_bwd_walk<A, 2, 512, false, true>;
+  if (a.gate.streams != kWalkStreams || chunks < kLeastChunks ||
+      packs > BlockPair::kBlocks * BlockPair::kThreads ||
+      !is_vector(partials.data, sizeof(float), partials.chunk_stride, partials.stream_stride)) {
+    return false;
+  }
+  const auto walk = packs <= OneBlock::kThreads ? &launch_gate_bwd_walk<A, OneBlock>
+                                                : &launch_gate_bwd_walk<A, BlockPair>;
   return walk(a, partials, chunk_tokens, chunks, device, stream);
 }
 

@@ -114,12 +114,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int p = 0; p < kGatePacks; ++p) {
         const Pack k = ring.take((2 * h + 1) * kGatePacks + p, fetch);
         float weight[kColumns];
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-          const float4 w = *weight_at(h, p, q);
-          weight[4 * q] = w.x, weight[4 * q + 1] = w.y;
-          weight[4 * q + 2] = w.z, weight[4 * q + 3] = w.w;
-        }
+        take_weights(weight, [&](int q) { return weight_at(h, p, q); });
         if (exists[p]) of_thread.add<A>(x[h][p], k, weight);
       }
 #pragma unroll
@@ -172,8 +167,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <class A, int kThreads, int kSlots>
-bool launch_gate_walk(const GateForwardArgs& a, int most_teams, int device, void* stream) {
+bool launch_gate_walk(const GateForwardArgs& a, int device, void* stream) {
   constexpr const char* kName = "engram.gate_fwd";
+  constexpr int kMostTeams = 8;
   const auto kernel = &gate_walk<A, kThreads, kSlots>;
   const int team_threads = gate_threads(a);
   const size_t bytes =
@@ -181,31 +177,33 @@ bool launch_gate_walk(const GateForwardArgs& a, int most_teams, int device, void
                       size_t{kGateStreams} * kGatePacks * (kWidth<A> / 4) * team_threads);
   if (bytes + 2048 > most_shared(kName, device)) return false;
   const int64_t blocks = resident_blocks(kName, device, kernel, kThreads, bytes);
-  const int teams = std::min(most_teams, kThreads / team_threads);
+  const int teams = std::min(kMostTeams, kThreads / team_threads);
   const int64_t rounds = (a.tokens + blocks * teams - 1) / (blocks * teams);
   const int64_t even = (a.tokens + rounds * teams - 1) / (rounds * teams);
   cuda::launch(kName, device, stream, kernel, dim3(cuda::blocks(free_blocks(even))),
                dim3(static_cast<unsigned>(teams * team_threads)), bytes, a,
-               gate_scale<float>(a.hidden),
-               team_threads);
+               gate_scale<float>(a.hidden), team_threads);
   return true;
 }
 
 // Whether it took the call, whose rows are aligned.
 template <class A>
 bool walk_gate(const GateForwardArgs& a, int device, void* stream) {
-  constexpr int64_t kLeastTokens = 1024;  // else a block per stream is better
+  constexpr int64_t kLeastTokens = 512;  // else a block per stream is better
   const int threads = gate_threads(a);
   const int64_t packs = cuda::packs_of(a.hidden, kWidth<A>);
   if (a.streams != kGateStreams || a.mode == GateMode::stats || a.value_mean_square != nullptr ||
       a.tokens < kLeastTokens || packs > int64_t{threads} * kGatePacks) {
     return false;
   }
-  // Threads of a block and slots of each, as measured on an H200.
-  const auto walk = threads <= 320   ? &launch_gate_walk<A, 320, 18>
-                    : threads <= 448 ? &launch_gate_walk<A, 448, 15>
-                                     : &launch_gate_walk<A, 512, 18>;
-  return walk(a, 16, device, stream);
+  // Most threads of a block and slots of each: so that 40 to 60 KB are on their way to a processor.
+  // With fewer bytes it waits; with more, processors near the memory overtake the others.
+  const auto walk = threads <= 160   ? &launch_gate_walk<A, 320, 9>
+                    : threads <= 256 ? &launch_gate_walk<A, 256, 14>
+                    : threads <= 320 ? &launch_gate_walk<A, 320, 9>
+                    : threads <= 448 ? &launch_gate_walk<A, 448, 7>
+                                     : &launch_gate_walk<A, 512, 6>;
+  return walk(a, device, stream);
 }
 
 }  // namespace ehc::engram

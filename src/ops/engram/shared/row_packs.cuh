@@ -113,6 +113,16 @@ __device__ __forceinline__ void load_weights(const float* from, int64_t count,
   }
 }
 
+// The same from shared memory, where four of them lie at each at(q).
+template <int kCount, class At>
+__device__ __forceinline__ void take_weights(float (&to)[kCount], const At& at) {
+#pragma unroll
+  for (int q = 0; q < kCount / 4; ++q) {
+    const float4 w = *at(q);
+    to[4 * q] = w.x, to[4 * q + 1] = w.y, to[4 * q + 2] = w.z, to[4 * q + 3] = w.w;
+  }
+}
+
 // The sum over the lanes of a warp, in every lane.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
