@@ -43,22 +43,23 @@ class GateKernels : public testing::Test {
 TEST_F(GateKernels, ForwardGivesTheSameBitsByEveryKernel) {
   expect_same_bits(
       "defaults engram.gate_fwd n=4 eps=1e-6 clamp=1e-6\n"
-      "engram.gate_fwd T=1031 d=64|1000|2560 A=BF16|F16|F32 save=true\n"
-      "engram.gate_fwd T=1031 d=4096|5120|7168|8192 A=BF16 save=true\n"
-      "engram.gate_fwd T=1031 d=4096 A=F32 save=true\n"
+      "engram.gate_fwd T=1031 d=64|1000 A=BF16|F16|F32 save=true\n"
+      "engram.gate_fwd T=521 d=2560|4096|5120|7168 A=BF16 save=true\n"
+      "engram.gate_fwd T=521 d=4096 A=F32 save=true\n"
+      "engram.gate_fwd T=521 d=8192 A=BF16\n"
       "engram.gate_fwd T=1031 d=576 A=BF16 mode=value with=image_token_mask mask=random\n"
-      "engram.gate_fwd T=1031 d=7168 A=BF16 save=true with=image_token_mask mask=alternating\n"
-      "engram.gate_fwd T=1031 d=576 n=2|3|8 A=BF16\n");
+      "engram.gate_fwd T=521 d=7160 A=BF16 save=true with=image_token_mask mask=alternating\n"
+      "engram.gate_fwd T=521 d=576 n=2|3|8 A=BF16\n");
 }
 
 TEST_F(GateKernels, ForwardOfManyTokensTakesAnyGrid) {
   const std::string lines =
-      "engram.gate_fwd T=1031 d=64|2560|7168 n=4 A=BF16 eps=1e-6 clamp=1e-6 save=true "
+      "engram.gate_fwd T=521 d=64|2560|7168 n=4 A=BF16 eps=1e-6 clamp=1e-6 save=true "
       "with=image_token_mask mask=random\n";
   for (const cli::CaseLine& line : cli::parse_cases(lines, "test")) {
     const cli::CaseInputs inputs(*find_operator(line.op), line);
     const std::vector<std::string> expected = test::bits_of(run(inputs, Layout::contiguous));
-    for (const int64_t blocks : {1, 2, 131, 1031, 5000}) {
+    for (const int64_t blocks : {1, 7, 131, 1000}) {
       const ForcedGrid grid(blocks);
       EXPECT_TRUE(test::bits_of(run(inputs, Layout::contiguous)) == expected)
           << line.text() << ", blocks " << blocks;
@@ -79,11 +80,11 @@ TEST_F(GateKernels, BackwardGivesTheSameBitsByEveryKernel) {
       "engram.gate_bwd T=13 d=1000|7168|8192 A=BF16|F16\n"
       "engram.gate_bwd T=21 d=576 with=dot,image_token_mask mask=random\n"
       // Many: a block a chunk, two blocks for two, an odd number of chunks, a chunk of one token.
-      "engram.gate_bwd T=513 d=64|1000|4096|5120\n"
-      "engram.gate_bwd T=520 d=5128|7168|8192 A=BF16|F16\n"
-      "engram.gate_bwd T=2049 d=64|5128\n"
-      "engram.gate_bwd T=777 d=576|6144 with=dot,image_token_mask mask=random\n"
-      "engram.gate_bwd T=777 d=576|6144 with=dot,image_token_mask mask=all\n"
+      "engram.gate_bwd T=513 d=64|1000|4096\n"
+      "engram.gate_bwd T=520 d=5128|7168 A=BF16|F16\n"
+      "engram.gate_bwd T=513 d=8192\n"
+      "engram.gate_bwd T=2049 d=64\n"
+      "engram.gate_bwd T=577 d=576|5128 with=dot,image_token_mask mask=random|all\n"
       "engram.gate_bwd T=530 d=576 with=key\n");
 }
 

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(Walk::kThreads, 1)
     fetch(i + h / kWalkStreams, kKeyRow + h % kWalkStreams);
   };
 
-  Pack grad[kWalkStreams];
+  Pack grad[kWalkStreams] = {};
   // Sums and grad_v of token i, whose rows are `grad` and `value`.
   const auto put_sums = [&](int i, const Pack& value) {
     float sum[kWalkStreams] = {};
