@@ -288,7 +288,7 @@ CheckReport check_operator(const Operator& op, const std::vector<CaseLine>& line
     if (takes_part(line, options)) parts.push_back(&line);
   }
   const size_t most = options.most > 0 ? std::min(options.most, parts.size()) : parts.size();
-  for (size_t i = 0; i < most; ++i) {
+  for (size_t i = options.slice; i < most; i += options.slices) {
     checker.check_case(*parts[i * parts.size() / most]);
     if (progress) progress(++done);
   }

@@ -460,6 +460,18 @@ TEST(Check, SoManyCasesAreSpreadOverTheList) {
   EXPECT_EQ(check_operator(toy::kOperator, lines, options).rows[0].cases, 8);
 }
 
+TEST(Check, SlicesHaveEveryCaseOnce) {
+  const auto lines = parse_cases("toy eps=1 A=F32 T=1|2|3|4|5|6|7|8 n=2 d=5", "file");
+  CheckOptions options;
+  options.implementation = "reference";
+  options.slices = 3;
+  int64_t cases = 0;
+  for (options.slice = 0; options.slice < 3; ++options.slice) {
+    cases += check_operator(toy::kOperator, lines, options).rows[0].cases;
+  }
+  EXPECT_EQ(cases, 8);
+}
+
 TEST(ForcedGrid, TakesThePlaceOfThePreferredOneWhileItLives) {
   EXPECT_EQ(free_blocks(132), 132);
   EXPECT_EQ(free_blocks(0), 1);

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <string>
 
+#include "ehc/tensor.h"
+
 namespace ehc::cuda_support {
 
 bool is_built();
@@ -25,5 +27,8 @@ void synchronize(int index, void* stream);
 void copy_within_device(int index, void* stream, void* to, const void* from, size_t bytes);
 void count_differences(int index, void* stream, const void* a, const void* b, size_t bytes,
                        void* different);
+
+// The elements of `from`, or zeros without one; F32 of one shape, whatever the strides.
+void copy_floats(int index, void* stream, const Tensor& to, const Tensor* from);
 
 }  // namespace ehc::cuda_support

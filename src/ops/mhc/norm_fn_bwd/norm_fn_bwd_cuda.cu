@@ -18,6 +18,7 @@
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/mma.cuh"
 #include "core/float_formats.h"
+#include "core/forced_grid.h"
 #include "ops/mhc/norm_fn_bwd/norm_fn_bwd_args.h"
 #include "ops/mhc/shared/lane_pairs.cuh"
 
@@ -337,10 +338,10 @@ void launch_grad_streams(const NormFnBackwardArgs& a, int device, void* stream) 
   const int64_t width = a.sizes.streams * a.sizes.hidden / a.groups;
   const int64_t strips = (width + kStreamColumns - 1) / kStreamColumns;
   // Long blocks load fn less often, if there are enough of them.
-  constexpr int64_t kEnough = 2048;
+  const int64_t enough = free_blocks(2048);
   int64_t tokens = kStage;
   const auto blocks = [&] { return strips * a.groups * ((a.sizes.tokens + tokens - 1) / tokens); };
-  while (tokens < 4 * kStage && blocks() > kEnough) tokens *= 2;
+  while (tokens < 4 * kStage && blocks() > enough) tokens *= 2;
   const size_t shared_bytes = sizeof(float) * kStage * static_cast<size_t>(a.mixes + 1);
   with_pairs(a, [&](auto activation, auto pairs) {
     using A = decltype(activation);
