@@ -15,6 +15,7 @@
 // for grad_fn.
 #include <algorithm>
 
+#include "backends/cuda/async_copy.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/mma.cuh"
 #include "core/float_formats.h"
@@ -152,13 +153,13 @@ __global__ void __launch_bounds__(kStreamThreads, 4)
     for (int i = threadIdx.x; i < tokens * mixes; i += kStreamThreads) {
       const int t = i / mixes;
       const int j = i - t * mixes;
-      cuda::copy_async(&factors[(t / kTokens * mixes + j) * kTokens + t % kTokens],
-                       a.grad_mul.data + (stage + t) * a.grad_mul.token_stride +
-                           group * a.grad_mul.group_stride + j);
+      cuda::start_float_copy(&factors[(t / kTokens * mixes + j) * kTokens + t % kTokens],
+                             a.grad_mul.data + (stage + t) * a.grad_mul.token_stride +
+                                 group * a.grad_mul.group_stride + j);
     }
     for (int t = threadIdx.x; t < tokens; t += kStreamThreads) {
-      cuda::copy_async(&squares[t], a.grad_sqr.data + (stage + t) * a.grad_sqr.token_stride +
-                                        group * a.grad_sqr.group_stride);
+      cuda::start_float_copy(&squares[t], a.grad_sqr.data + (stage + t) * a.grad_sqr.token_stride +
+                                              group * a.grad_sqr.group_stride);
     }
     cuda::commit_copies();
     cuda::await_copies<0>();
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(kFnThreads, 2)
     if (has_packs) {
       constexpr int kPacks = kMixes / 4;  // of a token
       for (int i = lane; i < tokens * kPacks; i += kWarp) {
-        cuda::copy_async(
+        cuda::start_copy(
             reinterpret_cast<Pack*>(of_warp) + i,
             reinterpret_cast<const Pack*>(m + i / kPacks * a.grad_mul.token_stride) + i % kPacks);
       }
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(kFnThreads, 2)
       for (int i = lane; i < tokens * kMixes; i += kWarp) {
         const int64_t j = i % kMixes;
         if (first_mix + j < a.mixes) {
-          cuda::copy_async(&of_warp[i], m + i / kMixes * a.grad_mul.token_stride + j);
+          cuda::start_float_copy(&of_warp[i], m + i / kMixes * a.grad_mul.token_stride + j);
         } else {
           of_warp[i] = 0;
         }
