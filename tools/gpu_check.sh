@@ -36,6 +36,10 @@ pack() {
   cp benches/cuda/peers.json tests/backends/cuda/sanitize.txt tools/gpu_check.sh tools/gpu_record.py "$to"
   cp tests/golden/*.safetensors "$to/golden"
   git describe --always --dirty --abbrev=12 >"$to/commit"
+  local op
+  while read -r op; do
+    grep -qE "^(pairwise )?$op " "$to/sanitize.txt" || { echo "gpu_check: sanitize.txt: expected a case of $op" >&2; return 1; }
+  done < <(operators_on_cuda "$build/bin/ehc")
   local size
   size=$(du -sk "$to" | cut -f1)
   echo "$to: $size KiB"
@@ -53,7 +57,7 @@ run() {
 }
 
 operators_on_cuda() {
-  "$here/ehc" op --list --json |
+  "$1" op --list --json |
     python3 -c 'import json, sys; print("\n".join(o["name"] for o in json.load(sys.stdin) if "cuda" in o["devices"]))'
 }
 # The names of the command line, or every `of`-th operator from the `first` on.
@@ -61,7 +65,7 @@ chosen() {
   if [[ ${#names[@]} -gt 0 ]]; then
     printf '%s\n' "${names[@]}"
   else
-    operators_on_cuda | awk -v first="$1" -v of="$2" 'NR % of == first % of'
+    operators_on_cuda "$here/ehc" | awk -v first="$1" -v of="$2" 'NR % of == first % of'
   fi
 }
 
