@@ -20,6 +20,9 @@ struct CheckOptions {
   size_t slice = 0;  // of `slices`: of these cases, each `slices`-th
   size_t slices = 1;
   int repeats = 50;  // of a case on a device
+  // Each case runs in the layout that it names alone, with every forced grid: for tools under which
+  // a kernel takes a hundred times longer.
+  bool once = false;
 };
 
 struct CheckRow {

@@ -28,6 +28,7 @@ struct Options {
   size_t most = 0;
   std::string slice = "1/1";
   int repeats = 50;
+  bool once = false;
   std::string json;
 };
 
@@ -63,7 +64,8 @@ void run(const Options& o) {
                        .intensity = o.intensity,
                        .level = o.level,
                        .most = o.most,
-                       .repeats = o.repeats};
+                       .repeats = o.repeats,
+                       .once = o.once};
   parse_slice(o.slice, options);
   if (!o.json.empty()) require_writable(o.json);
   if (options.device == Device::cuda) (void)Context::cuda(0, nullptr);  // tell first
@@ -142,6 +144,8 @@ void add_check_command(CLI::App& app) {
                     "3/12: every twelfth of an operator's cases from the third on");
   check->add_option("--repeats", options->repeats, "runs of a case that must be alike, on a device")
       ->check(CLI::Range(0, 100000));
+  check->add_flag("--once", options->once,
+                  "each case in its layout alone, on a device with every grid");
   check->callback([options] { run(*options); });
 }
 

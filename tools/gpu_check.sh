@@ -113,7 +113,7 @@ sanitize() {
       mapfile -t list < <(chosen "$i" "$slices")
       [[ ${#list[@]} -gt 0 ]] || continue
       beside "$tool.$i" 1 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
-        "$here/ehc" check --device cuda --cases "$here/sanitize.txt" --repeats 1 \
+        "$here/ehc" check --device cuda --cases "$here/sanitize.txt" --once \
         --json "$out/$part.$tool.$i.json" "${list[@]}"
       [[ ${#names[@]} -eq 0 ]] || break
     done
