@@ -17,13 +17,13 @@ constexpr size_t kGuard = 256;  // bytes on either side of a tensor
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
-// Bytes between host memory and a place in a buffer.
+// Bytes between host memory and a place in a buffer. What is copied out is there on return.
 void copy_in(const Context& context, void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   if (context.device() == Device::cpu) {
     std::memcpy(to, from, bytes);
   } else {
-    cuda_support::copy_to_device(context.device_index(), context.stream(), to, from, bytes);
+    cuda_support::start_copy_to_device(context.device_index(), context.stream(), to, from, bytes);
   }
 }
 void copy_out(const Context& context, void* to, const void* from, size_t bytes) {
@@ -81,7 +81,7 @@ PlacedTensor::PlacedTensor(const Tensor& like, Layout layout, bool packed, int l
   for (int k = 0; k < view_.rank; ++k) image_.stride[k] = view_.stride[k];
   const size_t guard = layout == Layout::bare ? 0 : kGuard;
   offset_ = guard + (layout == Layout::misaligned ? size : 0);
-  if (layout == Layout::far && !packed && like.rank > 0 && like.shape[0] > 1 && like.numel() > 0) {
+  if (layout == Layout::far && !packed && like.rank > 1 && like.shape[0] > 1 && like.numel() > 0) {
     pieces_ = like.shape[0];
     const int64_t token = like.numel() / pieces_;
     const auto room = static_cast<int64_t>(2 * kGuard / size);
@@ -192,6 +192,10 @@ void PlacedCase::place(size_t slot, const Tensor& like) {
                        leads && call_.schema().flattens ? inputs_.lead_rank() : 1, options_.poison);
 }
 
+bool PlacedCase::lies_apart() const {
+  return options_.layout == Layout::bare || options_.layout == Layout::far;
+}
+
 void PlacedCase::allocate() {
   size_t images = 0;
   for (const PlacedTensor& p : placed_) {
@@ -199,10 +203,10 @@ void PlacedCase::allocate() {
     images += static_cast<size_t>(round_up(static_cast<int64_t>(p.original().size()), kGuard));
   }
   image_at_.push_back(images);
-  const bool apart = options_.layout == Layout::bare || options_.layout == Layout::far;
-  if (!apart) memory_.emplace_back(context_, images);
+  const bool apart = lies_apart();
+  if (!apart) memory_.emplace_back(context_, images, false);
   for (size_t i = 0; i < placed_.size(); ++i) {
-    if (apart) memory_.emplace_back(context_, placed_[i].bytes());
+    if (apart) memory_.emplace_back(context_, placed_[i].bytes(), true);
     auto* memory = static_cast<std::byte*>(memory_.back().data());
     placed_[i].set_memory(context_, apart ? memory : memory + image_at_[i]);
   }
@@ -212,7 +216,7 @@ void PlacedCase::allocate() {
 }
 
 void PlacedCase::upload() {
-  if (memory_.size() == placed_.size()) {
+  if (lies_apart()) {
     for (size_t i = 0; i < placed_.size(); ++i) {
       if (!placed_[i].has_original()) continue;
       auto* memory = static_cast<std::byte*>(memory_[i].data());
@@ -226,12 +230,12 @@ void PlacedCase::upload() {
   for (size_t i = 0; i < placed_.size(); ++i) {
     std::ranges::copy(placed_[i].original(), images.begin() + static_cast<ptrdiff_t>(image_at_[i]));
   }
-  memory_.front().upload(images.data());
+  copy_in(context_, memory_.front().data(), images.data(), images.size());
 }
 
 std::vector<std::byte> PlacedCase::download() const {
   std::vector<std::byte> images(image_at_.back());
-  if (memory_.size() == placed_.size()) {
+  if (lies_apart()) {
     for (size_t i = 0; i < placed_.size(); ++i) {
       const auto* memory = static_cast<const std::byte*>(memory_[i].data());
       placed_[i].for_each_piece([&](size_t at, size_t to, size_t bytes) {
@@ -239,7 +243,7 @@ std::vector<std::byte> PlacedCase::download() const {
       });
     }
   } else {
-    memory_.front().download(images.data());
+    copy_out(context_, images.data(), memory_.front().data(), images.size());
   }
   return images;
 }
@@ -247,8 +251,9 @@ std::vector<std::byte> PlacedCase::download() const {
 void PlacedCase::borrow_workspace() {
   context_.set_implementation(options_.implementation);
   try {
-    workspace_ = Buffer(context_, call_.plan(context_).workspace_bytes);
+    workspace_ = CaseMemory(context_, call_.plan(context_).workspace_bytes, lies_apart());
   } catch (const Error& e) {
+    synchronize(context_);  // others get the memory
     // An operator may forbid sharing in some modes (in place with saved statistics).
     if (e.kind() != ErrorKind::unavailable && !aliased_) throw;
     refusal_ = e.what();
@@ -256,26 +261,30 @@ void PlacedCase::borrow_workspace() {
 }
 
 void PlacedCase::run() {
+  start();
+  synchronize(context_);
+}
+
+void PlacedCase::start() {
   context_.set_implementation(options_.implementation);
   context_.set_workspace(workspace_.data(), workspace_.bytes());
   if (options_.captured) {
     const cuda_graph::Graph graph(context_.device_index(), context_.stream(),
                                   [&] { call_.run(context_); });
     graph.launch();
-    synchronize(context_);
+    synchronize(context_);  // as long as the graph lives
   } else {
     call_.run(context_);
-    synchronize(context_);
   }
   context_.set_workspace(nullptr, 0);
 }
 
 int64_t PlacedCase::count_differing_repeats(int times) {
   const int device = context_.device_index();
-  std::vector<Buffer> before, after;
-  for (const Buffer& memory : memory_) {
-    before.emplace_back(context_, memory.bytes());
-    after.emplace_back(context_, memory.bytes());
+  std::vector<CaseMemory> before, after;
+  for (const CaseMemory& memory : memory_) {
+    before.emplace_back(context_, memory.bytes(), false);
+    after.emplace_back(context_, memory.bytes(), false);
     cuda_support::copy_within_device(device, context_.stream(), after.back().data(), memory.data(),
                                      memory.bytes());
   }
@@ -289,8 +298,8 @@ int64_t PlacedCase::count_differing_repeats(int times) {
     cuda_support::copy_within_device(device, context_.stream(), before[i].data(), memory, bytes);
   });
   unsigned different = 0;
-  Buffer count(context_, sizeof different);
-  count.upload(&different);
+  const CaseMemory count(context_, sizeof different, false);
+  copy_in(context_, count.data(), &different, sizeof different);
   context_.set_implementation(options_.implementation);
   context_.set_workspace(workspace_.data(), workspace_.bytes());
   for (int i = 0; i < times; ++i) {
@@ -304,7 +313,7 @@ int64_t PlacedCase::count_differing_repeats(int times) {
     });
   }
   context_.set_workspace(nullptr, 0);
-  count.download(&different);
+  copy_out(context_, &different, count.data(), sizeof different);
   return different;
 }
 
@@ -337,7 +346,7 @@ RunResult run_case(const CaseInputs& inputs, const std::vector<Tensor>& tensors,
                    const RunOptions& options) {
   PlacedCase placed(inputs, tensors, context, options);
   if (placed.refusal().empty()) {
-    placed.run();
+    placed.start();
     return placed.result();
   }
   RunResult result;

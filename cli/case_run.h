@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/case_inputs.h"
+#include "cli/case_memory.h"
 
 namespace ehc::cli {
 
@@ -98,7 +99,9 @@ class PlacedCase {
              const RunOptions& options);
   // Why it cannot run; then nothing below may be called.
   [[nodiscard]] const std::string& refusal() const { return refusal_; }
-  // Runs it once, and waits.
+  // Runs it once; `result` waits.
+  void start();
+  // The same, and waits.
   void run();
   // Runs it `times` more on a device, each time with the memory as it was before the first run; how
   // many bytes of outputs and their surroundings differ from what the first left, in 16-byte
@@ -108,6 +111,7 @@ class PlacedCase {
 
  private:
   void place(size_t slot, const Tensor& like);
+  [[nodiscard]] bool lies_apart() const;
   void allocate();
   void upload();
   // The images of all placed tensors.
@@ -127,11 +131,11 @@ class PlacedCase {
   std::vector<PlacedTensor> placed_;
   // One for all, since a device takes longer to allocate and to copy than most cases run; for
   // layouts that need it, one for each.
-  std::vector<Buffer> memory_;
+  std::vector<CaseMemory> memory_;
   std::vector<size_t> image_at_;  // of a placed tensor, in the images of all; ends with their bytes
   std::vector<int> at_;           // position in `placed_`, by slot
   std::vector<bool> is_written_;  // by that position
-  Buffer workspace_;
+  CaseMemory workspace_;
 };
 
 // Runs a case on a context. `tensors` by slot; contract violations throw.

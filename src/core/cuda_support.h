@@ -19,7 +19,9 @@ int device_count();  // 0 without CUDA
 
 void* allocate(int index, size_t bytes);
 void release(int index, void* data) noexcept;
-// On `stream`, behind what is there; return when done.
+// On `stream`, behind what is there; return when `from` may change, which may be sooner than done.
+void start_copy_to_device(int index, void* stream, void* to, const void* from, size_t bytes);
+// The same; return when done.
 void copy_to_device(int index, void* stream, void* to, const void* from, size_t bytes);
 void copy_to_host(int index, void* stream, void* to, const void* from, size_t bytes);
 void synchronize(int index, void* stream);

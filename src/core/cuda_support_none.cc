@@ -18,6 +18,7 @@ std::string describe_device(int) { no_cuda(); }
 int device_count() { return 0; }
 void* allocate(int, size_t) { no_cuda(); }
 void release(int, void*) noexcept {}
+void start_copy_to_device(int, void*, void*, const void*, size_t) { no_cuda(); }
 void copy_to_device(int, void*, void*, const void*, size_t) { no_cuda(); }
 void copy_to_host(int, void*, void*, const void*, size_t) { no_cuda(); }
 void synchronize(int, void*) { no_cuda(); }

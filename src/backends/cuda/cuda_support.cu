@@ -52,11 +52,16 @@ void release(int index, void* data) noexcept {
   cudaSetDevice(previous);
 }
 
-void copy_to_device(int index, void* stream, void* to, const void* from, size_t bytes) {
+// Memory of the host that is not pinned is copied aside before the call returns.
+void start_copy_to_device(int index, void* stream, void* to, const void* from, size_t bytes) {
   const cuda::DeviceGuard guard(index);
-  const auto on = static_cast<cudaStream_t>(stream);
-  cuda::check("memory", cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, on));
-  cuda::check("memory", cudaStreamSynchronize(on));
+  cuda::check("memory", cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice,
+                                        static_cast<cudaStream_t>(stream)));
+}
+
+void copy_to_device(int index, void* stream, void* to, const void* from, size_t bytes) {
+  start_copy_to_device(index, stream, to, from, bytes);
+  synchronize(index, stream);
 }
 
 void copy_to_host(int index, void* stream, void* to, const void* from, size_t bytes) {
