@@ -16,7 +16,8 @@ __device__ __forceinline__ void start_copy(void* to, const void* from, bool exis
                : "memory");
 }
 
-__device__ __forceinline__ void start_float_copy(float* to, const float* from) {
+// The same for 4 bytes.
+__device__ __forceinline__ void start_copy_word(float* to, const float* from) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
 }

@@ -153,13 +153,13 @@ __global__ void __launch_bounds__(kStreamThreads, 4)
     for (int i = threadIdx.x; i < tokens * mixes; i += kStreamThreads) {
       const int t = i / mixes;
       const int j = i - t * mixes;
-      cuda::start_float_copy(&factors[(t / kTokens * mixes + j) * kTokens + t % kTokens],
-                             a.grad_mul.data + (stage + t) * a.grad_mul.token_stride +
-                                 group * a.grad_mul.group_stride + j);
+      cuda::start_copy_word(&factors[(t / kTokens * mixes + j) * kTokens + t % kTokens],
+                            a.grad_mul.data + (stage + t) * a.grad_mul.token_stride +
+                                group * a.grad_mul.group_stride + j);
     }
     for (int t = threadIdx.x; t < tokens; t += kStreamThreads) {
-      cuda::start_float_copy(&squares[t], a.grad_sqr.data + (stage + t) * a.grad_sqr.token_stride +
-                                              group * a.grad_sqr.group_stride);
+      cuda::start_copy_word(&squares[t], a.grad_sqr.data + (stage + t) * a.grad_sqr.token_stride +
+                                             group * a.grad_sqr.group_stride);
     }
     cuda::commit_copies();
     cuda::await_copies<0>();
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kFnThreads, 2)
       for (int i = lane; i < tokens * kMixes; i += kWarp) {
         const int64_t j = i % kMixes;
         if (first_mix + j < a.mixes) {
-          cuda::start_float_copy(&of_warp[i], m + i / kMixes * a.grad_mul.token_stride + j);
+          cuda::start_copy_word(&of_warp[i], m + i / kMixes * a.grad_mul.token_stride + j);
         } else {
           of_warp[i] = 0;
         }
