@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "core/targets.h"
+
 namespace ehc {
 
 bool names_implementation(std::string_view wanted, std::string_view name) {
@@ -88,7 +90,7 @@ void invoke(const Operator& op, Context& context, const Arguments& args) {
     }
     door.check_workspace(context.workspace(), needed);
   }
-  impl->run(call);
+  if (!write_targets_of_nothing(op.schema, call)) impl->run(call);
 }
 
 Plan plan(const Operator& op, const Context& context, const Arguments& args) {

@@ -7,6 +7,7 @@
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/pack.cuh"
 #include "backends/cuda/sums.cuh"
+#include "core/forced_grid.h"
 
 namespace ehc::engram {
 
@@ -40,8 +41,8 @@ void allow_shared(const char* name, int device, void (*kernel)(Params...), size_
                                          static_cast<int>(bytes)));
 }
 
-// Blocks of a kernel that the device runs at once; allows the kernel that much shared memory. No
-// result depends on it.
+// Blocks of a kernel that the device runs at once, for blocks that walk over the work; allows the
+// kernel that much shared memory.
 template <class... Params>
 int64_t resident_blocks(const char* name, int device, void (*kernel)(Params...), int threads,
                         size_t shared_bytes) {
@@ -52,7 +53,7 @@ int64_t resident_blocks(const char* name, int device, void (*kernel)(Params...),
   cuda::check(name, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_processor, kernel, threads,
                                                                   shared_bytes));
   cuda::check(name, cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  return std::max<int64_t>(1, int64_t{of_processor} * processors);
+  return free_blocks(int64_t{of_processor} * processors);
 }
 
 // Do rows at these strides, in elements, start on borders of 16 bytes?
