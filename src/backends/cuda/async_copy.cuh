@@ -16,14 +16,8 @@ __device__ __forceinline__ void start_copy(void* to, const void* from, bool exis
                : "memory");
 }
 
-// The same for 4 bytes.
-__device__ __forceinline__ void start_copy_word(float* to, const float* from) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
-}
-
-// The same under a condition, without a branch.
-__device__ __forceinline__ void start_copy_if(bool condition, Pack* to, const void* from) {
+// 16 bytes under a condition, without a branch.
+__device__ __forceinline__ void start_copy_if(bool condition, void* to, const void* from) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   asm volatile(
       "{\n"
@@ -35,7 +29,7 @@ __device__ __forceinline__ void start_copy_if(bool condition, Pack* to, const vo
       : "memory");
 }
 
-// The same for 4 bytes.
+// 4 bytes.
 __device__ __forceinline__ void start_copy_word(float* to, const float* from) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
