@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backends/cuda/async_copy.cuh"
+#include "backends/cuda/pack.cuh"
 
 namespace ehc::cuda {
 

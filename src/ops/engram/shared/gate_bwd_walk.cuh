@@ -3,11 +3,11 @@
 //
 // A block, or two of a cluster that share the columns, walks over the tokens of a chunk, of two
 // chunks where it is two. A thread has one pack of a row. Every row is read once: copied to shared
-// memory, where the thread that asked for a pack takes it into registers and at once asks for that
-// of the next token, so that the memory always has about a token to bring, whatever a block waits
-// for. Go of a token, and with it the sums of all its streams and grad_v, come a token before its x
-// and k: the blocks have the time of a token to put their sums together. Weights are in shared
-// memory, the sums of grad_wf in registers.
+// memory, where the thread that asked for a pack takes it into registers and asks for one further
+// on (gate_bwd_walk_rows.cuh says how far), so that the memory has something to bring whatever a
+// block waits for. The sums of a token's streams take one barrier together. Where two blocks put
+// them together, go of a token comes a token before its x and k, and they have all that time.
+// Weights are in shared memory, the sums of grad_wf in registers.
 #pragma once
 
 #include "backends/cuda/cluster.cuh"
