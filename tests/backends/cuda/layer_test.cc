@@ -7,7 +7,7 @@ namespace {
 
 constexpr const char* kOperator = "engram.layer_fwd";
 constexpr const char* kDefaults =
-    " n=4 eps=1e-6 clamp=1e-6 w=4 dilation=3 conv_eps=1e-5 A=BF16 W=BF16";
+    " eps=1e-6 clamp=1e-6 w=4 dilation=3 conv_eps=1e-5 A=BF16 W=BF16";
 
 class LayerKernels : public testing::Test {
  protected:
@@ -47,40 +47,40 @@ class LayerKernels : public testing::Test {
 // Runs of every length from one token on, chains that begin and end in them.
 TEST_F(LayerKernels, GiveTheSameBitsWhereverRunsAreCut) {
   for (const char* tokens : {"1", "2", "3", "4", "9", "31"}) {
-    compare("d=64 with=conv_weight save=true T=" + std::string(tokens), {1, 4, 8, 12, 40, 4096});
+    compare("n=4 d=64 with=conv_weight save=true T=" + std::string(tokens), {1, 4, 8, 12, 40, 4096});
   }
-  compare("T=257 d=256 with=conv_weight rounding=twice", {1, 5, 20, 100, 400, 4096});
+  compare("n=4 T=257 d=256 with=conv_weight rounding=twice", {1, 5, 20, 100, 400, 4096});
 }
 
 TEST_F(LayerKernels, GiveTheSameBitsInSequencesAndBetweenImages) {
   for (const char* rounding : {"once", "twice"}) {
     const std::string words = std::string(" rounding=") + rounding;
-    compare("T=97 d=264 with=conv_weight,cu_seqlens B=7" + words, {1, 16, 40, 4096});
+    compare("n=4 T=97 d=264 with=conv_weight,cu_seqlens B=7" + words, {1, 16, 40, 4096});
     for (const char* mask : {"none", "all", "alternating", "random", "first", "last"}) {
-      compare("T=70 d=520 save=true B=3 with=conv_weight,key,cu_seqlens,image_token_mask mask=" +
+      compare("n=4 T=70 d=520 save=true B=3 with=conv_weight,key,cu_seqlens,image_token_mask mask=" +
                   std::string(mask) + words,
               {1, 16, 40, 4096});
     }
   }
-  compare("T=40 d=64 with=conv_weight fill=extreme save=true", {1, 16});
-  compare("T=40 d=64 with=conv_weight fill=nan save=true", {1, 16});
+  compare("n=4 T=40 d=64 with=conv_weight fill=extreme save=true", {1, 16});
+  compare("n=4 T=40 d=64 with=conv_weight fill=nan save=true", {1, 16});
 }
 
 TEST_F(LayerKernels, GiveTheSameBitsAtTheWidthsOfModels) {
   for (const char* width : {"8", "16", "512", "520", "1280", "2560", "4096", "5120", "7168"}) {
     for (const char* rounding : {"once", "twice"}) {
-      compare(std::string("T=150 with=conv_weight save=true d=") + width + " rounding=" + rounding,
+      compare(std::string("n=4 T=150 with=conv_weight save=true d=") + width + " rounding=" + rounding,
               {0x7fff, 132, 8});
     }
   }
-  compare("T=60 d=4096 W=F32 with=conv_weight", {132});
+  compare("T=60 d=4096 n=2 with=conv_weight", {132});
   compare("T=60 d=600 n=3 with=conv_weight", {132});
   compare("T=60 d=600 n=8 dilation=2 with=conv_weight", {132});
 }
 
 TEST_F(LayerKernels, GiveTheSameBitsManyTimes) {
-  compare("T=2000 d=4096 with=conv_weight", {132}, 8);
-  compare("T=1000 d=7168 with=conv_weight", {132}, 8);
+  compare("n=4 T=2000 d=4096 with=conv_weight", {132}, 2);
+  compare("n=4 T=1000 d=7168 with=conv_weight", {132}, 2);
 }
 
 }  // namespace

@@ -33,7 +33,8 @@ using cuda::PhaseBarrier;
 
 constexpr int kColumns = kWidth<A>;
 constexpr int kMostStages = 8;
-constexpr int kMostWarps = 14;  // that take columns: d up to 7168
+constexpr int kMostWarps = 14;  // of a row of sums: d up to 7168
+constexpr int kFewWarps = 8;    // d up to 4096
 constexpr const char* kName = "engram.layer_fwd";
 
 // What is known of a token of a chain.
@@ -99,6 +100,7 @@ struct Stage {
   PhaseBarrier sums;  // every warp has put its sums
   PhaseBarrier gate;  // alpha and beta are there
   ChainToken token;
+  A* out;  // its row of H'
   float alpha, beta;
   float of_warp[GateSums::kCount][kMostWarps];
 };
@@ -113,77 +115,59 @@ struct Turn {
   }
 };
 
-// The sums over the lanes of a warp, as warp_sum of each: lane l has that of number l / 8.
-__device__ __forceinline__ float four_warp_sums(const float (&sum)[GateSums::kCount]) {
-  static_assert(GateSums::kCount == 4);
-  const auto exchange = [](bool upper, float low, float high, int distance) {
-    const float sent = upper ? low : high;
-    return (upper ? high : low) + __shfl_xor_sync(cuda::kAllLanes, sent, distance);
-  };
-  const bool upper = (threadIdx.x & 16) != 0;
-  const float low = exchange(upper, sum[0], sum[2], 16);
-  const float high = exchange(upper, sum[1], sum[3], 16);
-  float x = exchange((threadIdx.x & 8) != 0, low, high, 8);
-#pragma unroll
-  for (int distance = 4; distance > 0; distance /= 2) {
-    x += __shfl_xor_sync(cuda::kAllLanes, x, distance);
-  }
+// Keeps a branch a branch, where the compiler would rather take both sides.
+__device__ __forceinline__ void rarely() { asm volatile(""); }
+
+// Of two sums over the lanes of a warp, as warp_sum of each: the upper half of the lanes has b.
+__device__ __forceinline__ float halve(bool upper, float a, float b, int distance) {
+  return (upper ? b : a) + __shfl_xor_sync(cuda::kAllLanes, upper ? a : b, distance);
+}
+__device__ __forceinline__ float finish_sum(float x, int distance) {
+  for (; distance > 0; distance /= 2) x += __shfl_xor_sync(cuda::kAllLanes, x, distance);
   return x;
 }
-
-__device__ __forceinline__ float fused_weight(const LayerForwardArgs& a, int64_t h, int64_t i) {
-  return load_float(a.hidden_weight.data, a.hidden_weight.type,
-                    h * a.hidden_weight.stream_stride + i) *
-         load_float(a.embed_weight.data, a.embed_weight.type,
-                    h * a.embed_weight.stream_stride + i);
+__device__ __forceinline__ float two_warp_sums(float a, float b) {
+  return finish_sum(halve((threadIdx.x & 16) != 0, a, b, 16), 8);
+}
+// The same of four: lane l has number l / 8.
+__device__ __forceinline__ float four_warp_sums(const float (&sum)[4]) {
+  const bool upper = (threadIdx.x & 16) != 0;
+  const float a = halve(upper, sum[0], sum[2], 16);
+  const float b = halve(upper, sum[1], sum[3], 16);
+  return finish_sum(halve((threadIdx.x & 8) != 0, a, b, 8), 4);
 }
 
-// Weights of the convolution of a thread's columns in registers, as floats or as they came.
-template <bool kPacked>
-struct ChainWeights;
-
-template <>
-struct ChainWeights<false> {
-  float tap[kChainTaps][kColumns];
-  float norm[kColumns];
-
-  __device__ __forceinline__ void load(const ShortConv& conv, int64_t h, int64_t first) {
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      norm[i] = norm_weight(conv, h, first + i);
-#pragma unroll
-      for (int k = 0; k < kChainTaps; ++k) tap[k][i] = tap_weight(conv, h, first + i, k);
-    }
-  }
-  __device__ __forceinline__ const ChainWeights& wide() { return *this; }
-};
-
-template <>
-struct ChainWeights<true> {
-  Pack taps[kChainTaps];
+// Weights of the convolution of a thread's columns, in registers as they came.
+struct ChainWeights {
+  Pack taps[kChainTaps];  // of two columns each
   Pack norms;
 
   __device__ __forceinline__ void load(const ShortConv& conv, int64_t h, int64_t first) {
-    ChainWeights<false> w;
-    w.load(conv, h, first);
-    norms = cuda::make_pack<A>([&](int i) { return w.norm[i]; });
+    norms = cuda::load_pack<true>(
+        static_cast<const A*>(conv.norm_weight) + h * conv.norm_weight_stream_stride + first,
+        kColumns);
+    const A* from = static_cast<const A*>(conv.conv_weight) + h * conv.conv_weight_stream_stride +
+                    first * kChainTaps;
 #pragma unroll
-    for (int k = 0; k < kChainTaps; ++k) {
-      taps[k] = cuda::make_pack<A>([&](int i) { return w.tap[k][i]; });
+    for (int q = 0; q < kChainTaps; ++q) {
+      taps[q] = cuda::load_pack<true>(from + q * kColumns, kColumns);
     }
   }
-  __device__ __forceinline__ ChainWeights<false> wide() {
-    ChainWeights<false> w;
-    keep_packed(norms);
+};
+
+// The same as floats, column by column.
+template <bool kPacked>
+struct ColumnWeights {
+  float tap[kChainTaps][kColumns];
+  float norm[kColumns];
+
+  __device__ __forceinline__ void widen(const ChainWeights& w, int q) {
 #pragma unroll
-    for (int k = 0; k < kChainTaps; ++k) keep_packed(taps[k]);
+    for (int i = 2 * q; i < 2 * q + 2; ++i) {
+      norm[i] = column<A>(w.norms, i);
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      w.norm[i] = column<A>(norms, i);
-#pragma unroll
-      for (int k = 0; k < kChainTaps; ++k) w.tap[k][i] = column<A>(taps[k], i);
+      for (int k = 0; k < kChainTaps; ++k) tap[k][i] = column<A>(w.taps[q], i % 2 * 4 + k);
     }
-    return w;
   }
 };
 
@@ -204,6 +188,19 @@ struct Ring {
   __device__ __forceinline__ Pack pack(int s, int r, int at) const {
     return *reinterpret_cast<const Pack*>(row(s, r) + at);
   }
+  struct Weights {
+    float value[kColumns];
+  };
+  __device__ __forceinline__ Weights weights(int at) const {
+    Weights w;
+#pragma unroll
+    for (int i = 0; i < kColumns; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(weight + at + i);
+      w.value[i] = four.x, w.value[i + 1] = four.y, w.value[i + 2] = four.z;
+      w.value[i + 3] = four.w;
+    }
+    return w;
+  }
   __host__ __device__ static int bytes_of_stages(int stages) {
     return (stages * static_cast<int>(sizeof(Stage)) + 127) / 128 * 128;
   }
@@ -216,7 +213,7 @@ int64_t ring_bytes(int stages, int64_t hidden) {
 
 // The warp that leads: asks for rows and makes scalars of sums.
 __device__ __forceinline__ void lead(const LayerForwardArgs& a, const Ring& ring, float scale,
-                                     int64_t begin, int64_t end, int64_t h, int warps) {
+                                     int64_t begin, int64_t end, int64_t h, int warps, int lag) {
   const int lane = static_cast<int>(threadIdx.x) % cuda::kWarp;
   ChainWalk walk(a, begin, end);
   const unsigned row_bytes = static_cast<unsigned>(ring.hidden) * sizeof(A);
@@ -226,6 +223,7 @@ __device__ __forceinline__ void lead(const LayerForwardArgs& a, const Ring& ring
     if (lane != 0) return;
     Stage& stage = ring.stage[s];
     stage.token = token;
+    stage.out = out_row<A>(a.gate, token.token, h);
     stage.rows.arrive_expecting(token.image ? row_bytes : 3 * row_bytes);
     cuda::copy_row(ring.row(s, 0), residual_row<A>(a.gate, token.token, h), row_bytes, stage.rows);
     if (token.image) return;
@@ -234,7 +232,7 @@ __device__ __forceinline__ void lead(const LayerForwardArgs& a, const Ring& ring
   };
   for (int s = 0; s < ring.stages; ++s) ask(s);
   Turn turn;
-  int left = -2;  // the stage that all warps have left once they have put the sums of this one
+  int left = -1 - lag;  // the stage that all warps have left once they have put the sums of this one
   for (;;) {
     Stage& stage = ring.stage[turn.stage];
     stage.sums.wait(turn.parity);
@@ -244,23 +242,22 @@ __device__ __forceinline__ void lead(const LayerForwardArgs& a, const Ring& ring
       of_lane[k] = lane < warps ? stage.of_warp[k][lane] : 0.0f;
     }
     const float sum = four_warp_sums(of_lane);
-    float total[GateSums::kCount];
-#pragma unroll
-    for (int k = 0; k < GateSums::kCount; ++k) {
-      total[k] = __shfl_sync(cuda::kAllLanes, sum, k * 8);
-    }
+    // Of its sum every lane makes what its sum may be needed for: the roots and quotients take long.
+    const float mean = sum / static_cast<float>(a.gate.hidden);
+    const float rstd = reciprocal_rms(sum, a.gate.hidden, a.gate.eps);
+    const auto of = [](float x, int number) {
+      return __shfl_sync(cuda::kAllLanes, x, number * (cuda::kWarp / GateSums::kCount));
+    };
+    GateScalars scalars =
+        gate_scalars_of_norms(of(rstd, 0), of(rstd, 1), of(sum, 2), a.gate, scale);
+    const float beta = conv_beta(scalars.alpha, of(mean, 3), a.conv.eps);
     const ChainToken token = stage.token;
     if (lane == 0) {
-      GateScalars s{};
-      float beta = 0;
-      if (!token.image) {
-        s = gate_scalars(total[0], total[1], total[2], a.gate, scale);
-        beta = conv_beta(s.alpha, total[3] / static_cast<float>(a.gate.hidden), a.conv.eps);
-      }
-      stage.alpha = s.alpha;
+      if (token.image) scalars = {};
+      stage.alpha = scalars.alpha;
       stage.beta = beta;
       stage.gate.arrive();
-      if (token.writes) save(a.gate, token.token, h, s);
+      if (token.writes) save(a.gate, token.token, h, scalars);
     }
     if (token.last) return;
     if (left >= 0) ask(left);
@@ -269,10 +266,12 @@ __device__ __forceinline__ void lead(const LayerForwardArgs& a, const Ring& ring
   }
 }
 
-// Block b takes run b / n of stream b % n. Its last warp leads.
-template <int kThreads, bool kPacked, bool kTwice>
+// Block b takes run b / n of stream b % n. `threads` are those that take columns, kPacks packs each;
+// one more warp leads.
+template <int kThreads, int kPacks, bool kPacked, bool kTwice>
 __global__ void __launch_bounds__(kThreads, 1)
-    layer_chains(const __grid_constant__ LayerForwardArgs a, float scale, int64_t run, int stages) {
+    layer_chains(const __grid_constant__ LayerForwardArgs a, float scale, int64_t run, int stages,
+                 int lag) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
   extern __shared__ __align__(128) unsigned char memory[];
   const auto streams = static_cast<unsigned>(a.gate.streams);
@@ -281,9 +280,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t end = min(a.gate.tokens, begin + run);
   const int hidden = static_cast<int>(a.gate.hidden);
   const Ring ring(memory, stages, hidden);
-  const int threads = static_cast<int>(blockDim.x) - cuda::kWarp;  // that take columns
+  const int threads = static_cast<int>(blockDim.x) - cuda::kWarp;
   const int warp = static_cast<int>(threadIdx.x) / cuda::kWarp;
   const int warps = threads / cuda::kWarp;
+  // Threads of the gate's sums, each with the packs of its number and so many further.
+  const int sum_threads = threads * kPacks / kGatePacks;
+  const int sum_warps = sum_threads / cuda::kWarp;
   if (threadIdx.x == 0) {
     for (int s = 0; s < stages; ++s) {
       ring.stage[s].rows.init(1);
@@ -292,111 +294,148 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     cuda::publish_barriers();
   }
-  __syncthreads();
-  if (warp == warps) return lead(a, ring, scale, begin, end, h, warps);
-
   const int first = static_cast<int>(threadIdx.x) * kColumns;
   const int step = threads * kColumns;
-  ChainWeights<kPacked> weights[kGatePacks] = {};
-  ConvChain<kColumns> chain[kGatePacks];
+  ChainWeights weights[kPacks] = {};
+  ColumnWeights<kPacked> wide[kPacks] = {};
+  ConvChain<kColumns> chain[kPacks];
 #pragma unroll
-  for (int p = 0; p < kGatePacks; ++p) {
+  for (int p = 0; p < kPacks; ++p) {
+    const int at = first + p * step;
     chain[p].clear();
-    if (first + p * step >= hidden) continue;
-    weights[p].load(a.conv, h, first + p * step);
+    if (warp == warps || at >= hidden) continue;
+    weights[p].load(a.conv, h, at);
+    if constexpr (!kPacked) {
+#pragma unroll
+      for (int q = 0; q < kChainTaps; ++q) wide[p].widen(weights[p], q);
+    }
+    const auto row = [&](const StreamWeight& w) {
+      return cuda::load_pack<true>(static_cast<const A*>(w.data) + h * w.stream_stride + at,
+                                   kColumns);
+    };
+    const Pack of_hidden = row(a.hidden_weight);
+    const Pack of_embed = row(a.embed_weight);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const int at = first + p * step + i;
-      ring.weight[at] = fused_weight(a, h, at);
+      ring.weight[at + i] = column<A>(of_hidden, i) * column<A>(of_embed, i);
     }
   }
+  __syncthreads();
+  if (warp == warps) return lead(a, ring, scale, begin, end, h, sum_warps, lag);
 
+  const int lane = static_cast<int>(threadIdx.x) % cuda::kWarp;
   const auto put_sums = [&](int s) {
-    GateSums of_thread;
+    Stage& stage = ring.stage[s];
+    if constexpr (kPacks == kGatePacks) {
+      GateSums sums;
 #pragma unroll
-    for (int p = 0; p < kGatePacks; ++p) {
-      const int at = first + p * step;
-      if (at >= hidden) continue;
-      float weight[kColumns];
-#pragma unroll
-      for (int i = 0; i < kColumns; i += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(ring.weight + at + i);
-        weight[i] = four.x, weight[i + 1] = four.y, weight[i + 2] = four.z, weight[i + 3] = four.w;
+      for (int p = 0; p < kGatePacks; ++p) {
+        const int at = first + p * step;
+        if (at >= hidden) continue;
+        sums.add<A>(ring.pack(s, 0, at), ring.pack(s, 1, at), ring.weights(at).value);
+        sums.add_value<A>(ring.pack(s, 2, at));
       }
-      of_thread.add<A>(ring.pack(s, 0, at), ring.pack(s, 1, at), weight);
-      of_thread.add_value<A>(ring.pack(s, 2, at));
+      const float sum = four_warp_sums(sums.sum);
+      if (lane % 8 == 0) stage.of_warp[lane / 8][warp] = sum;
+    } else {
+      // Half of the threads take x^2 and (x * wf) * k, the others k^2 and v^2.
+      const bool second = warp >= sum_warps;
+      float sum[2] = {};
+#pragma unroll
+      for (int p = 0; p < kGatePacks; ++p) {
+        const int at = first + ((second ? -1 : 0) + p) * sum_threads * kColumns;
+        if (at >= hidden) continue;
+        const Pack k = ring.pack(s, 1, at);
+        if (second) {
+          add_squares<A>(k, sum[0]);
+          add_squares<A>(ring.pack(s, 2, at), sum[1]);
+        } else {
+          const Pack x = ring.pack(s, 0, at);
+          add_squares<A>(x, sum[0]);
+          add_products<A>(x, k, ring.weights(at).value, sum[1]);
+        }
+      }
+      const float both = two_warp_sums(sum[0], sum[1]);
+      if (lane % 16 == 0) {
+        stage.of_warp[lane / 16 * 2 + (second ? 1 : 0)][second ? warp - sum_warps : warp] = both;
+      }
     }
-    const float sum = four_warp_sums(of_thread.sum);
-    const int lane = static_cast<int>(threadIdx.x) % cuda::kWarp;
-    if (lane % 8 == 0) ring.stage[s].of_warp[lane / 8][warp] = sum;
     __syncwarp();
-    if (lane == 0) ring.stage[s].sums.arrive();
+    if (lane == 0) stage.sums.arrive();
   };
   const auto finish = [&](int s) {
     const Stage& stage = ring.stage[s];
-    const ChainToken token = stage.token;
+    const bool writes = stage.token.writes;
+    const bool image = stage.token.image;
     const float alpha = stage.alpha;
     const float beta = stage.beta;
-    A* out = out_row<A>(a.gate, token.token, h) + first;
+    A* out = stage.out + first;
+    if (stage.token.starts) {
+      rarely();
 #pragma unroll
-    for (int p = 0; p < kGatePacks; ++p) {
+      for (auto& sums : chain) sums.clear();
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
       const int at = first + p * step;
       if (at >= hidden) continue;
-      if (token.starts) chain[p].clear();
-      const auto& w = weights[p].wide();
       const Pack x = ring.pack(s, 0, at);
-      Pack y = x;
-      if (token.image) {
+      const Pack v = ring.pack(s, 2, at);
+      float c[kColumns];
 #pragma unroll
-        for (int i = 0; i < kColumns; ++i) chain[p].step(i, 0.0f, w.tap);
-      } else {
-        const Pack v = ring.pack(s, 2, at);
-        float c[kColumns];
-#pragma unroll
-        for (int i = 0; i < kColumns; ++i) {
-          c[i] = chain[p].step(i, conv_normalised(column<A>(v, i), beta, w.norm[i]), w.tap);
+      for (int q = 0; q < kColumns / 2; ++q) {
+        if constexpr (kPacked) {
+          // Not widened before their turn: there are no registers for it.
+          keep_packed(weights[p].taps[q]);
+          asm volatile("" : "+r"(weights[p].norms.word[q]));
+          wide[p].widen(weights[p], q);
         }
-        if (token.writes) y = layer_pack<A, kTwice>(alpha, v, x, c);
+#pragma unroll
+        for (int i = 2 * q; i < 2 * q + 2; ++i) {
+          const float u = conv_normalised(column<A>(v, i), beta, wide[p].norm[i]);
+          c[i] = chain[p].step(i, image ? 0.0f : u, wide[p].tap);
+        }
       }
-      if (token.writes) cuda::store_pack<true>(out + p * step, y, kColumns);
+      Pack y = x;
+      if (writes && !image) y = layer_pack<A, kTwice>(alpha, v, x, c);
+      if (writes) cuda::store_pack<true>(out + p * step, y, kColumns);
     }
   };
 
-  Turn turn;
-  ring.stage[0].rows.wait(0);
-  put_sums(0);
-  for (;;) {
-    const Turn now = turn;
-    const bool last = ring.stage[now.stage].token.last;
-    turn.advance(stages);
-    if (!last) {
-      ring.stage[turn.stage].rows.wait(turn.parity);
-      put_sums(turn.stage);
+  Turn ahead, behind;
+  bool more = true;
+  for (int between = 0;; --between) {
+    for (; more && between <= lag; ++between) {
+      ring.stage[ahead.stage].rows.wait(ahead.parity);
+      put_sums(ahead.stage);
+      more = !ring.stage[ahead.stage].token.last;
+      ahead.advance(stages);
     }
-    ring.stage[now.stage].gate.wait(now.parity);
-    finish(now.stage);
+    ring.stage[behind.stage].gate.wait(behind.parity);
+    const bool last = ring.stage[behind.stage].token.last;
+    finish(behind.stage);
     if (last) return;
+    behind.advance(stages);
   }
 #endif
 }
 
-constexpr int kWideThreads = (8 + 1) * cuda::kWarp;                // d up to 4096
-constexpr int kPackedThreads = (kMostWarps + 1) * cuda::kWarp;     // d up to 7168
+constexpr int kOnePackThreads = (2 * kFewWarps + 1) * cuda::kWarp;
+constexpr int kTwoPackThreads = (kMostWarps + 1) * cuda::kWarp;
 
 // Calls body(kernel) for a call.
 template <class Body>
-void with_kernel(bool packed, bool twice, const Body& body) {
-  if (packed) {
-    body(twice ? &layer_chains<kPackedThreads, true, true>
-               : &layer_chains<kPackedThreads, true, false>);
+void with_kernel(int kind, bool twice, const Body& body) {
+  if (kind == 0) {
+    body(twice ? &layer_chains<kTwoPackThreads, 2, true, true>
+               : &layer_chains<kTwoPackThreads, 2, true, false>);
+  } else if (kind == 1) {
+    body(twice ? &layer_chains<kOnePackThreads, 1, false, true>
+               : &layer_chains<kOnePackThreads, 1, false, false>);
   } else {
-    body(twice ? &layer_chains<kWideThreads, false, true>
-               : &layer_chains<kWideThreads, false, false>);
+    body(twice ? &layer_chains<kOnePackThreads, 1, true, true>
+               : &layer_chains<kOnePackThreads, 1, true, false>);
   }
-}
-
-bool has_packed_weights(const ShortConv& conv) {
-  return conv.weight == DType::bf16 && conv.norm_weight_type == DType::bf16;
 }
 
 bool is_major(int device, int wanted) {
@@ -416,9 +455,16 @@ std::string_view layer_fwd_sm90_refusal(const LayerForwardArgs& a, int device) {
   if (conv.state.data != nullptr || conv.next_state.data != nullptr) return "a state";
   constexpr int64_t kMost = int64_t{kMostWarps} * cuda::kWarp * kGatePacks * kColumns;
   if (gate.hidden > kMost) return "d is above 7168";
-  if (gate_threads(gate) >= kWideThreads && !has_packed_weights(conv)) {
-    return "F32 weights and d above 4096";
+  const StreamWeight norm = {conv.norm_weight_type, conv.norm_weight,
+                             conv.norm_weight_stream_stride};
+  const StreamWeight taps = {conv.weight, conv.conv_weight, conv.conv_weight_stream_stride};
+  for (const StreamWeight& w : {a.hidden_weight, a.embed_weight, norm, taps}) {
+    if (w.type != DType::bf16) return "weights are not BF16";
+    if (!is_vector(w.data, sizeof(A), w.stream_stride, 0)) {
+      return "weights are not aligned to 16 bytes";
+    }
   }
+  if (conv.conv_weight_channel_stride != kChainTaps) return "taps are not packed";
   if (!are_vectors(gate) ||
       !is_vector(gate.out, sizeof(A), gate.out_token_stride, gate.out_stream_stride)) {
     return "rows are not aligned to 16 bytes";
@@ -428,24 +474,27 @@ std::string_view layer_fwd_sm90_refusal(const LayerForwardArgs& a, int device) {
 
 void layer_fwd_sm90(const LayerForwardArgs& a, int device, void* stream) {
   if (a.gate.tokens == 0) return;
-  const int threads = gate_threads(a.gate) + cuda::kWarp;
-  bool packed = threads > kWideThreads;
-  if (const char* e = getenv("LAYER_PACKED")) packed = packed || atoi(e) != 0;
+  const int sum_threads = gate_threads(a.gate);
+  int kind = sum_threads > kFewWarps * cuda::kWarp ? 0 : 1;
+  if (const char* e = getenv("LAYER_KIND")) kind = kind == 0 ? 0 : atoi(e);
+  const int block = (kind == 0 ? 1 : 2) * sum_threads + cuda::kWarp;
   // Blocks of a processor: as many as its registers hold.
-  const int of_processor = (packed ? kPackedThreads : kWideThreads) / threads;
+  const int of_processor = (kind == 0 ? kTwoPackThreads : kOnePackThreads) / block;
   const auto most = static_cast<int64_t>(most_shared(kName, device)) / of_processor - 1024;
+  int lag = 1;
+  if (const char* e = getenv("LAYER_LAG")) lag = atoi(e);
   int stages = kMostStages;
   if (const char* e = getenv("LAYER_STAGES")) stages = atoi(e);
   while (stages > 3 && ring_bytes(stages, a.gate.hidden) > most) --stages;
   const auto bytes = static_cast<size_t>(ring_bytes(stages, a.gate.hidden));
-  with_kernel(packed, a.round_twice, [&](auto kernel) {
-    const int64_t blocks = free_blocks(resident_blocks(kName, device, kernel, threads, bytes));
+  with_kernel(kind, a.round_twice, [&](auto kernel) {
+    const int64_t blocks = free_blocks(resident_blocks(kName, device, kernel, block, bytes));
     const int64_t runs = std::max<int64_t>(1, blocks / a.gate.streams);
     const int64_t run = (a.gate.tokens + runs - 1) / runs;
     cuda::launch(kName, device, stream, kernel,
                  dim3(cuda::blocks((a.gate.tokens + run - 1) / run * a.gate.streams)),
-                 dim3(static_cast<unsigned>(threads)), bytes, a,
-                 gate_scale<float>(a.gate.hidden), run, stages);
+                 dim3(static_cast<unsigned>(block)), bytes, a,
+                 gate_scale<float>(a.gate.hidden), run, stages, lag);
   });
 }
 
