@@ -7,7 +7,7 @@ namespace {
 
 constexpr const char* kOperator = "engram.layer_fwd";
 constexpr const char* kDefaults =
-    " eps=1e-6 clamp=1e-6 w=4 dilation=3 conv_eps=1e-5 A=BF16 W=BF16";
+    " eps=1e-6 clamp=1e-6 w=4 conv_eps=1e-5 A=BF16 W=BF16";
 
 class LayerKernels : public testing::Test {
  protected:
@@ -22,8 +22,12 @@ class LayerKernels : public testing::Test {
   }
   // Skips on devices that the kernel is not for.
   void compare(const std::string& words, std::initializer_list<int64_t> grids, int repeats = 1) {
+    const bool names_dilation = words.find("dilation=") != std::string::npos;
     const cli::CaseLine line =
-        cli::parse_cases(std::string(kOperator) + kDefaults + " " + words, "test").front();
+        cli::parse_cases(std::string(kOperator) + kDefaults +
+                             (names_dilation ? " " : " dilation=3 ") + words,
+                         "test")
+            .front();
     const cli::CaseInputs inputs(*find_operator(kOperator), line);
     const cli::RunResult two = run(inputs, "cuda");
     ASSERT_EQ(two.refusal, "") << words;
@@ -67,7 +71,7 @@ TEST_F(LayerKernels, GiveTheSameBitsInSequencesAndBetweenImages) {
 }
 
 TEST_F(LayerKernels, GiveTheSameBitsAtTheWidthsOfModels) {
-  for (const char* width : {"8", "16", "512", "520", "1280", "2560", "4096", "5120", "7168"}) {
+  for (const char* width : {"8", "16", "512", "520", "1280", "2560", "4096", "4104", "5120", "5640", "7168", "8192"}) {
     for (const char* rounding : {"once", "twice"}) {
       compare(std::string("n=4 T=150 with=conv_weight save=true d=") + width + " rounding=" + rounding,
               {0x7fff, 132, 8});

@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "backends/cuda/bulk_copy.cuh"
+#include "backends/cuda/cluster.cuh"
 #include "core/forced_grid.h"
 #include "ops/engram/layer/layer_args.h"
 #include "ops/engram/shared/conv_rows.cuh"
@@ -33,9 +34,24 @@ using cuda::PhaseBarrier;
 
 constexpr int kColumns = kWidth<A>;
 constexpr int kMostStages = 8;
-constexpr int kMostWarps = 14;  // of a row of sums: d up to 7168
-constexpr int kFewWarps = 8;    // d up to 4096
+constexpr int kColumnsOfWarp = cuda::kWarp * kColumns;
+constexpr int kColumnWarps = 8;              // of a block, at most
+constexpr int kRowWarps = 2 * kColumnWarps;  // that share a row, at most: d up to 8192
+// Four warps change their number of registers together, so the one that leads has three idle ones
+// beside it. All start with what twelve can have.
+constexpr int kThreads = (kColumnWarps + 4) * cuda::kWarp;
+constexpr int kColumnRegisters = 216;
+constexpr int kLeadRegisters = 72;
 constexpr const char* kName = "engram.layer_fwd";
+
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 // What is known of a token of a chain.
 struct ChainToken {
@@ -97,12 +113,12 @@ class ChainWalk {
 // A stage of the ring, without its rows.
 struct Stage {
   PhaseBarrier rows;  // x, k and v are there
-  PhaseBarrier sums;  // every warp has put its sums
+  PhaseBarrier sums;  // every warp of the row has put its sums
   PhaseBarrier gate;  // alpha and beta are there
   ChainToken token;
   A* out;  // its row of H'
   float alpha, beta;
-  float of_warp[GateSums::kCount][kMostWarps];
+  float of_warp[GateSums::kCount][kRowWarps];
 };
 
 // Position in the ring.
@@ -115,6 +131,55 @@ struct Turn {
   }
 };
 
+// The part of a row that a block takes: of a pair, the one half of the warps that share a row in the
+// gate's sums, and their columns, which lie in kGatePacks segments.
+struct Share {
+  int row_warps, first_warp, warps;
+  int hidden;
+
+  __device__ Share(int row_warp_count, int columns, bool pair)
+      : row_warps(row_warp_count), first_warp(0), warps(row_warp_count), hidden(columns) {
+    if (!pair) return;
+    const int half = (row_warps + 1) / 2;
+    const bool second = cuda::cluster_rank() != 0;
+    first_warp = second ? half : 0;
+    warps = second ? row_warps - half : half;
+  }
+  // Where segment p begins in the row, and its columns.
+  __device__ __forceinline__ int begin(int p) const {
+    return (p * row_warps + first_warp) * kColumnsOfWarp;
+  }
+  __device__ __forceinline__ int columns(int p) const {
+    return max(0, min(warps * kColumnsOfWarp, hidden - begin(p)));
+  }
+};
+
+// Shared memory of a block: of every row its share, segment behind segment.
+struct Ring {
+  Stage* stage;   // [stages]
+  A* rows;        // [stages, 3, width]: x, k, v
+  float* weight;  // [width], of the gate
+  int stages;
+  int width;
+
+  __device__ __forceinline__ Ring(unsigned char* memory, int stage_count, int columns)
+      : stage(reinterpret_cast<Stage*>(memory)), stages(stage_count), width(columns) {
+    rows = reinterpret_cast<A*>(memory + bytes_of_stages(stage_count));
+    weight = reinterpret_cast<float*>(rows + 3 * stage_count * columns);
+  }
+  __device__ __forceinline__ A* row(int s, int r) const { return rows + (s * 3 + r) * width; }
+  __device__ __forceinline__ Pack pack(int s, int r, int at) const {
+    return *reinterpret_cast<const Pack*>(row(s, r) + at);
+  }
+  __host__ __device__ static int bytes_of_stages(int stages) {
+    return (stages * static_cast<int>(sizeof(Stage)) + 127) / 128 * 128;
+  }
+  static int64_t bytes(int stages, int64_t width) {
+    return bytes_of_stages(stages) +
+           width * (stages * 3 * int64_t{sizeof(A)} + int64_t{sizeof(float)});
+  }
+};
+
 // Keeps a branch a branch, where the compiler would rather take both sides.
 __device__ __forceinline__ void rarely() { asm volatile(""); }
 
@@ -122,101 +187,74 @@ __device__ __forceinline__ void rarely() { asm volatile(""); }
 __device__ __forceinline__ float halve(bool upper, float a, float b, int distance) {
   return (upper ? b : a) + __shfl_xor_sync(cuda::kAllLanes, upper ? a : b, distance);
 }
-__device__ __forceinline__ float finish_sum(float x, int distance) {
-  for (; distance > 0; distance /= 2) x += __shfl_xor_sync(cuda::kAllLanes, x, distance);
-  return x;
-}
-__device__ __forceinline__ float two_warp_sums(float a, float b) {
-  return finish_sum(halve((threadIdx.x & 16) != 0, a, b, 16), 8);
-}
 // The same of four: lane l has number l / 8.
 __device__ __forceinline__ float four_warp_sums(const float (&sum)[4]) {
   const bool upper = (threadIdx.x & 16) != 0;
   const float a = halve(upper, sum[0], sum[2], 16);
   const float b = halve(upper, sum[1], sum[3], 16);
-  return finish_sum(halve((threadIdx.x & 8) != 0, a, b, 8), 4);
+  float x = halve((threadIdx.x & 8) != 0, a, b, 8);
+#pragma unroll
+  for (int distance = 4; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(cuda::kAllLanes, x, distance);
+  }
+  return x;
 }
 
-// Weights of the convolution of a thread's columns, in registers as they came.
-struct ChainWeights {
-  Pack taps[kChainTaps];  // of two columns each
-  Pack norms;
+// Weights of a pack of columns.
+struct ColumnWeights {
+  float tap[kChainTaps][kColumns];
+  float norm[kColumns];
 
   __device__ __forceinline__ void load(const ShortConv& conv, int64_t h, int64_t first) {
-    norms = cuda::load_pack<true>(
+    const Pack norms = cuda::load_pack<true>(
         static_cast<const A*>(conv.norm_weight) + h * conv.norm_weight_stream_stride + first,
         kColumns);
     const A* from = static_cast<const A*>(conv.conv_weight) + h * conv.conv_weight_stream_stride +
                     first * kChainTaps;
 #pragma unroll
-    for (int q = 0; q < kChainTaps; ++q) {
-      taps[q] = cuda::load_pack<true>(from + q * kColumns, kColumns);
+    for (int i = 0; i < kColumns; i += 2) {
+      const Pack taps = cuda::load_pack<true>(from + i * kChainTaps, kColumns);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        norm[i + j] = column<A>(norms, i + j);
+#pragma unroll
+        for (int k = 0; k < kChainTaps; ++k) tap[k][i + j] = column<A>(taps, j * kChainTaps + k);
+      }
     }
   }
 };
 
-// The same as floats, column by column.
-template <bool kPacked>
-struct ColumnWeights {
-  float tap[kChainTaps][kColumns];
-  float norm[kColumns];
-
-  __device__ __forceinline__ void widen(const ChainWeights& w, int q) {
-#pragma unroll
-    for (int i = 2 * q; i < 2 * q + 2; ++i) {
-      norm[i] = column<A>(w.norms, i);
-#pragma unroll
-      for (int k = 0; k < kChainTaps; ++k) tap[k][i] = column<A>(w.taps[q], i % 2 * 4 + k);
-    }
-  }
+// What a block does.
+struct Task {
+  const LayerForwardArgs& a;
+  const Ring& ring;
+  const Share& share;
+  int64_t stream, begin, end;
+  float scale;  // gate_scale
 };
 
-// Shared memory of a block.
-struct Ring {
-  Stage* stage;  // [stages]
-  A* rows;       // [stages, 3, d]: x, k, v
-  float* weight;  // [d], of the gate
-  int stages;
-  int hidden;
-
-  __device__ __forceinline__ Ring(unsigned char* memory, int stage_count, int columns)
-      : stage(reinterpret_cast<Stage*>(memory)), stages(stage_count), hidden(columns) {
-    rows = reinterpret_cast<A*>(memory + bytes_of_stages(stage_count));
-    weight = reinterpret_cast<float*>(rows + int64_t{3} * stage_count * columns);
-  }
-  __device__ __forceinline__ A* row(int s, int r) const { return rows + (s * 3 + r) * hidden; }
-  __device__ __forceinline__ Pack pack(int s, int r, int at) const {
-    return *reinterpret_cast<const Pack*>(row(s, r) + at);
-  }
-  struct Weights {
-    float value[kColumns];
-  };
-  __device__ __forceinline__ Weights weights(int at) const {
-    Weights w;
-#pragma unroll
-    for (int i = 0; i < kColumns; i += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(weight + at + i);
-      w.value[i] = four.x, w.value[i + 1] = four.y, w.value[i + 2] = four.z;
-      w.value[i + 3] = four.w;
-    }
-    return w;
-  }
-  __host__ __device__ static int bytes_of_stages(int stages) {
-    return (stages * static_cast<int>(sizeof(Stage)) + 127) / 128 * 128;
-  }
-};
-
-int64_t ring_bytes(int stages, int64_t hidden) {
-  return Ring::bytes_of_stages(stages) +
-         hidden * (stages * 3 * int64_t{sizeof(A)} + int64_t{sizeof(float)});
-}
-
-// The warp that leads: asks for rows and makes scalars of sums.
-__device__ __forceinline__ void lead(const LayerForwardArgs& a, const Ring& ring, float scale,
-                                     int64_t begin, int64_t end, int64_t h, int warps, int lag) {
+// One warp that leads: asks for rows and makes scalars of sums.
+template <bool kPair>
+__device__ __forceinline__ void lead(const Task& task) {
+  const LayerForwardArgs& a = task.a;
+  const Ring& ring = task.ring;
+  const Share& share = task.share;
+  const int64_t h = task.stream;
   const int lane = static_cast<int>(threadIdx.x) % cuda::kWarp;
-  ChainWalk walk(a, begin, end);
-  const unsigned row_bytes = static_cast<unsigned>(ring.hidden) * sizeof(A);
+  ChainWalk walk(a, task.begin, task.end);
+  const auto ask_for_row = [&](int s, int r, const A* from) {
+    A* to = ring.row(s, r);
+#pragma unroll
+    for (int p = 0; p < (kPair ? kGatePacks : 1); ++p) {
+      const int columns = kPair ? share.columns(p) : share.hidden;
+      if (columns == 0) continue;
+      cuda::copy_row(to, from + share.begin(p), static_cast<unsigned>(columns) * sizeof(A),
+                     ring.stage[s].rows);
+      to += columns;
+    }
+  };
+  const unsigned row_bytes =
+      static_cast<unsigned>(kPair ? share.columns(0) + share.columns(1) : share.hidden) * sizeof(A);
   const auto ask = [&](int s) {
     if (walk.ended()) return;
     const ChainToken token = walk.next();
@@ -225,31 +263,36 @@ __device__ __forceinline__ void lead(const LayerForwardArgs& a, const Ring& ring
     stage.token = token;
     stage.out = out_row<A>(a.gate, token.token, h);
     stage.rows.arrive_expecting(token.image ? row_bytes : 3 * row_bytes);
-    cuda::copy_row(ring.row(s, 0), residual_row<A>(a.gate, token.token, h), row_bytes, stage.rows);
+    ask_for_row(s, 0, residual_row<A>(a.gate, token.token, h));
     if (token.image) return;
-    cuda::copy_row(ring.row(s, 1), key_row<A>(a.gate, token.token, h), row_bytes, stage.rows);
-    cuda::copy_row(ring.row(s, 2), value_row<A>(a.gate, token.token), row_bytes, stage.rows);
+    ask_for_row(s, 1, key_row<A>(a.gate, token.token, h));
+    ask_for_row(s, 2, value_row<A>(a.gate, token.token));
   };
   for (int s = 0; s < ring.stages; ++s) ask(s);
   Turn turn;
-  int left = -1 - lag;  // the stage that all warps have left once they have put the sums of this one
+  int left = -2;  // the stage that all warps have left once they have put the sums of this one
   for (;;) {
     Stage& stage = ring.stage[turn.stage];
-    stage.sums.wait(turn.parity);
+    if constexpr (kPair) {
+      stage.sums.wait_for_cluster_phase(turn.parity);
+    } else {
+      stage.sums.wait(turn.parity);
+    }
     float of_lane[GateSums::kCount];
 #pragma unroll
     for (int k = 0; k < GateSums::kCount; ++k) {
-      of_lane[k] = lane < warps ? stage.of_warp[k][lane] : 0.0f;
+      of_lane[k] = lane < share.row_warps ? stage.of_warp[k][lane] : 0.0f;
     }
     const float sum = four_warp_sums(of_lane);
-    // Of its sum every lane makes what its sum may be needed for: the roots and quotients take long.
+    // Every lane makes of its sum what any of the four may be needed for: roots and quotients are
+    // slow.
     const float mean = sum / static_cast<float>(a.gate.hidden);
     const float rstd = reciprocal_rms(sum, a.gate.hidden, a.gate.eps);
     const auto of = [](float x, int number) {
       return __shfl_sync(cuda::kAllLanes, x, number * (cuda::kWarp / GateSums::kCount));
     };
     GateScalars scalars =
-        gate_scalars_of_norms(of(rstd, 0), of(rstd, 1), of(sum, 2), a.gate, scale);
+        gate_scalars_of_norms(of(rstd, 0), of(rstd, 1), of(sum, 2), a.gate, task.scale);
     const float beta = conv_beta(scalars.alpha, of(mean, 3), a.conv.eps);
     const ChainToken token = stage.token;
     if (lane == 0) {
@@ -257,7 +300,7 @@ __device__ __forceinline__ void lead(const LayerForwardArgs& a, const Ring& ring
       stage.alpha = scalars.alpha;
       stage.beta = beta;
       stage.gate.arrive();
-      if (token.writes) save(a.gate, token.token, h, scalars);
+      if (token.writes && share.first_warp == 0) save(a.gate, token.token, h, scalars);
     }
     if (token.last) return;
     if (left >= 0) ask(left);
@@ -266,102 +309,65 @@ __device__ __forceinline__ void lead(const LayerForwardArgs& a, const Ring& ring
   }
 }
 
-// Block b takes run b / n of stream b % n. `threads` are those that take columns, kPacks packs each;
-// one more warp leads.
-template <int kThreads, int kPacks, bool kPacked, bool kTwice>
-__global__ void __launch_bounds__(kThreads, 1)
-    layer_chains(const __grid_constant__ LayerForwardArgs a, float scale, int64_t run, int stages,
-                 int lag) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-  extern __shared__ __align__(128) unsigned char memory[];
-  const auto streams = static_cast<unsigned>(a.gate.streams);
-  const int64_t h = blockIdx.x % streams;
-  const int64_t begin = blockIdx.x / streams * run;
-  const int64_t end = min(a.gate.tokens, begin + run);
-  const int hidden = static_cast<int>(a.gate.hidden);
-  const Ring ring(memory, stages, hidden);
-  const int threads = static_cast<int>(blockDim.x) - cuda::kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / cuda::kWarp;
-  const int warps = threads / cuda::kWarp;
-  // Threads of the gate's sums, each with the packs of its number and so many further.
-  const int sum_threads = threads * kPacks / kGatePacks;
-  const int sum_warps = sum_threads / cuda::kWarp;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < stages; ++s) {
-      ring.stage[s].rows.init(1);
-      ring.stage[s].sums.init(warps);
-      ring.stage[s].gate.init(1);
-    }
-    cuda::publish_barriers();
-  }
-  const int first = static_cast<int>(threadIdx.x) * kColumns;
-  const int step = threads * kColumns;
-  ChainWeights weights[kPacks] = {};
-  ColumnWeights<kPacked> wide[kPacks] = {};
-  ConvChain<kColumns> chain[kPacks];
+// A warp that takes columns: number `warp` of the block.
+template <bool kPair, bool kTwice>
+__device__ __forceinline__ void take_columns(const Task& task, int warp) {
+  const Ring& ring = task.ring;
+  const Share& share = task.share;
+  const int lane = static_cast<int>(threadIdx.x) % cuda::kWarp;
+  const int of_row = (share.first_warp + warp) * kColumnsOfWarp + lane * kColumns;
+  const int of_block = warp * kColumnsOfWarp + lane * kColumns;
+  const int row_step = share.row_warps * kColumnsOfWarp;
+  const int block_step = share.warps * kColumnsOfWarp;
+  const auto exists = [&](int p) { return of_row + p * row_step < share.hidden; };
+  ColumnWeights weights[kGatePacks] = {};
+  ConvChain<kColumns> chain[kGatePacks];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const int at = first + p * step;
+  for (int p = 0; p < kGatePacks; ++p) {
     chain[p].clear();
-    if (warp == warps || at >= hidden) continue;
-    weights[p].load(a.conv, h, at);
-    if constexpr (!kPacked) {
-#pragma unroll
-      for (int q = 0; q < kChainTaps; ++q) wide[p].widen(weights[p], q);
-    }
-    const auto row = [&](const StreamWeight& w) {
-      return cuda::load_pack<true>(static_cast<const A*>(w.data) + h * w.stream_stride + at,
-                                   kColumns);
+    if (!exists(p)) continue;
+    const int at = of_row + p * row_step;
+    weights[p].load(task.a.conv, task.stream, at);
+    const auto pack_of = [&](const StreamWeight& w) {
+      return cuda::load_pack<true>(
+          static_cast<const A*>(w.data) + task.stream * w.stream_stride + at, kColumns);
     };
-    const Pack of_hidden = row(a.hidden_weight);
-    const Pack of_embed = row(a.embed_weight);
+    const Pack of_hidden = pack_of(task.a.hidden_weight);
+    const Pack of_embed = pack_of(task.a.embed_weight);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      ring.weight[at + i] = column<A>(of_hidden, i) * column<A>(of_embed, i);
+      ring.weight[of_block + p * block_step + i] =
+          column<A>(of_hidden, i) * column<A>(of_embed, i);
     }
   }
-  __syncthreads();
-  if (warp == warps) return lead(a, ring, scale, begin, end, h, sum_warps, lag);
 
-  const int lane = static_cast<int>(threadIdx.x) % cuda::kWarp;
   const auto put_sums = [&](int s) {
     Stage& stage = ring.stage[s];
-    if constexpr (kPacks == kGatePacks) {
-      GateSums sums;
+    GateSums sums;
 #pragma unroll
-      for (int p = 0; p < kGatePacks; ++p) {
-        const int at = first + p * step;
-        if (at >= hidden) continue;
-        sums.add<A>(ring.pack(s, 0, at), ring.pack(s, 1, at), ring.weights(at).value);
-        sums.add_value<A>(ring.pack(s, 2, at));
-      }
-      const float sum = four_warp_sums(sums.sum);
-      if (lane % 8 == 0) stage.of_warp[lane / 8][warp] = sum;
-    } else {
-      // Half of the threads take x^2 and (x * wf) * k, the others k^2 and v^2.
-      const bool second = warp >= sum_warps;
-      float sum[2] = {};
+    for (int p = 0; p < kGatePacks; ++p) {
+      if (!exists(p)) continue;
+      const int at = of_block + p * block_step;
+      float weight[kColumns];
 #pragma unroll
-      for (int p = 0; p < kGatePacks; ++p) {
-        const int at = first + ((second ? -1 : 0) + p) * sum_threads * kColumns;
-        if (at >= hidden) continue;
-        const Pack k = ring.pack(s, 1, at);
-        if (second) {
-          add_squares<A>(k, sum[0]);
-          add_squares<A>(ring.pack(s, 2, at), sum[1]);
-        } else {
-          const Pack x = ring.pack(s, 0, at);
-          add_squares<A>(x, sum[0]);
-          add_products<A>(x, k, ring.weights(at).value, sum[1]);
-        }
+      for (int i = 0; i < kColumns; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(ring.weight + at + i);
+        weight[i] = four.x, weight[i + 1] = four.y, weight[i + 2] = four.z, weight[i + 3] = four.w;
       }
-      const float both = two_warp_sums(sum[0], sum[1]);
-      if (lane % 16 == 0) {
-        stage.of_warp[lane / 16 * 2 + (second ? 1 : 0)][second ? warp - sum_warps : warp] = both;
-      }
+      sums.add<A>(ring.pack(s, 0, at), ring.pack(s, 1, at), weight);
+      sums.add_value<A>(ring.pack(s, 2, at));
+    }
+    const float sum = four_warp_sums(sums.sum);
+    if (lane % 8 == 0) {
+      float* to = &stage.of_warp[lane / 8][share.first_warp + warp];
+      *to = sum;
+      if constexpr (kPair) cuda::store_to_block(to, cuda::cluster_rank() ^ 1, sum);
     }
     __syncwarp();
-    if (lane == 0) stage.sums.arrive();
+    if (lane == 0) {
+      stage.sums.arrive();
+      if constexpr (kPair) stage.sums.arrive_at_block(cuda::cluster_rank() ^ 1);
+    }
   };
   const auto finish = [&](int s) {
     const Stage& stage = ring.stage[s];
@@ -369,72 +375,96 @@ __global__ void __launch_bounds__(kThreads, 1)
     const bool image = stage.token.image;
     const float alpha = stage.alpha;
     const float beta = stage.beta;
-    A* out = stage.out + first;
+    A* out = stage.out + of_row;
     if (stage.token.starts) {
       rarely();
 #pragma unroll
       for (auto& sums : chain) sums.clear();
     }
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const int at = first + p * step;
-      if (at >= hidden) continue;
+    for (int p = 0; p < kGatePacks; ++p) {
+      if (!exists(p)) continue;
+      const int at = of_block + p * block_step;
       const Pack x = ring.pack(s, 0, at);
       const Pack v = ring.pack(s, 2, at);
       float c[kColumns];
 #pragma unroll
-      for (int q = 0; q < kColumns / 2; ++q) {
-        if constexpr (kPacked) {
-          // Not widened before their turn: there are no registers for it.
-          keep_packed(weights[p].taps[q]);
-          asm volatile("" : "+r"(weights[p].norms.word[q]));
-          wide[p].widen(weights[p], q);
-        }
-#pragma unroll
-        for (int i = 2 * q; i < 2 * q + 2; ++i) {
-          const float u = conv_normalised(column<A>(v, i), beta, wide[p].norm[i]);
-          c[i] = chain[p].step(i, image ? 0.0f : u, wide[p].tap);
-        }
+      for (int i = 0; i < kColumns; ++i) {
+        const float u = conv_normalised(column<A>(v, i), beta, weights[p].norm[i]);
+        c[i] = chain[p].step(i, image ? 0.0f : u, weights[p].tap);
       }
-      Pack y = x;
-      if (writes && !image) y = layer_pack<A, kTwice>(alpha, v, x, c);
-      if (writes) cuda::store_pack<true>(out + p * step, y, kColumns);
+      if (!writes) continue;
+      const Pack y = image ? x : layer_pack<A, kTwice>(alpha, v, x, c);
+      cuda::store_pack<true>(out + p * row_step, y, kColumns);
     }
   };
 
   Turn ahead, behind;
   bool more = true;
   for (int between = 0;; --between) {
-    for (; more && between <= lag; ++between) {
+    for (; more && between < 2; ++between) {
       ring.stage[ahead.stage].rows.wait(ahead.parity);
       put_sums(ahead.stage);
       more = !ring.stage[ahead.stage].token.last;
-      ahead.advance(stages);
+      ahead.advance(ring.stages);
     }
     ring.stage[behind.stage].gate.wait(behind.parity);
     const bool last = ring.stage[behind.stage].token.last;
     finish(behind.stage);
     if (last) return;
-    behind.advance(stages);
+    behind.advance(ring.stages);
+  }
+}
+
+// Block b, or pair b of blocks, takes run b / n of stream b % n.
+template <bool kPair, bool kTwice>
+__global__ void __launch_bounds__(kThreads, 1)
+    layer_chains(const __grid_constant__ LayerForwardArgs a, float scale, int64_t run, int stages,
+                 int row_warps, int width) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+  extern __shared__ __align__(128) unsigned char memory[];
+  const Ring ring(memory, stages, width);
+  const Share share(row_warps, static_cast<int>(a.gate.hidden), kPair);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < stages; ++s) {
+      ring.stage[s].rows.init(1);
+      ring.stage[s].sums.init(row_warps);
+      ring.stage[s].gate.init(1);
+    }
+    cuda::publish_barriers();
+  }
+  if constexpr (kPair) {
+    cuda::sync_cluster();
+  } else {
+    __syncthreads();
+  }
+  const auto streams = static_cast<unsigned>(a.gate.streams);
+  const unsigned unit = kPair ? blockIdx.x / 2 : blockIdx.x;
+  const int64_t begin = unit / streams * run;
+  const Task task{a, ring, share, unit % streams, begin, min(a.gate.tokens, begin + run), scale};
+  const int warp = static_cast<int>(threadIdx.x) / cuda::kWarp;
+  if (warp >= kColumnWarps) {
+    give_registers<kLeadRegisters>();
+    if (warp == kColumnWarps) lead<kPair>(task);
+  } else {
+    take_registers<kColumnRegisters>();
+    if (warp < share.warps) take_columns<kPair, kTwice>(task, warp);
+  }
+  if constexpr (kPair) {
+    // Neither block may be gone while the other still writes to it.
+    __syncwarp();
+    cuda::sync_cluster();
   }
 #endif
 }
 
-constexpr int kOnePackThreads = (2 * kFewWarps + 1) * cuda::kWarp;
-constexpr int kTwoPackThreads = (kMostWarps + 1) * cuda::kWarp;
-
 // Calls body(kernel) for a call.
 template <class Body>
-void with_kernel(int kind, bool twice, const Body& body) {
-  if (kind == 0) {
-    body(twice ? &layer_chains<kTwoPackThreads, 2, true, true>
-               : &layer_chains<kTwoPackThreads, 2, true, false>);
-  } else if (kind == 1) {
-    body(twice ? &layer_chains<kOnePackThreads, 1, false, true>
-               : &layer_chains<kOnePackThreads, 1, false, false>);
+void with_kernel(bool pair, bool twice, const Body& body) {
+  if (pair) {
+    body(twice ? &layer_chains<true, true> : &layer_chains<true, false>);
   } else {
-    body(twice ? &layer_chains<kOnePackThreads, 1, true, true>
-               : &layer_chains<kOnePackThreads, 1, true, false>);
+    body(twice ? &layer_chains<false, true> : &layer_chains<false, false>);
   }
 }
 
@@ -453,8 +483,7 @@ std::string_view layer_fwd_sm90_refusal(const LayerForwardArgs& a, int device) {
   if (gate.activation != DType::bf16) return "activations are not BF16";
   if (conv.taps != kChainTaps) return "not four taps";
   if (conv.state.data != nullptr || conv.next_state.data != nullptr) return "a state";
-  constexpr int64_t kMost = int64_t{kMostWarps} * cuda::kWarp * kGatePacks * kColumns;
-  if (gate.hidden > kMost) return "d is above 7168";
+  if (gate.hidden > int64_t{kRowWarps} * kColumnsOfWarp * kGatePacks) return "d is above 8192";
   const StreamWeight norm = {conv.norm_weight_type, conv.norm_weight,
                              conv.norm_weight_stream_stride};
   const StreamWeight taps = {conv.weight, conv.conv_weight, conv.conv_weight_stream_stride};
@@ -474,27 +503,29 @@ std::string_view layer_fwd_sm90_refusal(const LayerForwardArgs& a, int device) {
 
 void layer_fwd_sm90(const LayerForwardArgs& a, int device, void* stream) {
   if (a.gate.tokens == 0) return;
-  const int sum_threads = gate_threads(a.gate);
-  int kind = sum_threads > kFewWarps * cuda::kWarp ? 0 : 1;
-  if (const char* e = getenv("LAYER_KIND")) kind = kind == 0 ? 0 : atoi(e);
-  const int block = (kind == 0 ? 1 : 2) * sum_threads + cuda::kWarp;
-  // Blocks of a processor: as many as its registers hold.
-  const int of_processor = (kind == 0 ? kTwoPackThreads : kOnePackThreads) / block;
-  const auto most = static_cast<int64_t>(most_shared(kName, device)) / of_processor - 1024;
-  int lag = 1;
-  if (const char* e = getenv("LAYER_LAG")) lag = atoi(e);
+  const int row_warps = gate_threads(a.gate) / cuda::kWarp;
+  const bool pair = row_warps > kColumnWarps;
+  const int64_t width =
+      pair ? int64_t{(row_warps + 1) / 2} * kColumnsOfWarp * kGatePacks : a.gate.hidden;
+  const auto most = static_cast<int64_t>(most_shared(kName, device));
   int stages = kMostStages;
   if (const char* e = getenv("LAYER_STAGES")) stages = atoi(e);
-  while (stages > 3 && ring_bytes(stages, a.gate.hidden) > most) --stages;
-  const auto bytes = static_cast<size_t>(ring_bytes(stages, a.gate.hidden));
-  with_kernel(kind, a.round_twice, [&](auto kernel) {
-    const int64_t blocks = free_blocks(resident_blocks(kName, device, kernel, block, bytes));
-    const int64_t runs = std::max<int64_t>(1, blocks / a.gate.streams);
+  while (Ring::bytes(stages, width) > most) --stages;
+  const auto bytes = static_cast<size_t>(Ring::bytes(stages, width));
+  with_kernel(pair, a.round_twice, [&](auto kernel) {
+    const int64_t blocks = free_blocks(resident_blocks(kName, device, kernel, kThreads, bytes));
+    const int64_t runs = std::max<int64_t>(1, blocks / (pair ? 2 : 1) / a.gate.streams);
     const int64_t run = (a.gate.tokens + runs - 1) / runs;
-    cuda::launch(kName, device, stream, kernel,
-                 dim3(cuda::blocks((a.gate.tokens + run - 1) / run * a.gate.streams)),
-                 dim3(static_cast<unsigned>(block)), bytes, a,
-                 gate_scale<float>(a.gate.hidden), run, stages, lag);
+    const int64_t units = (a.gate.tokens + run - 1) / run * a.gate.streams;
+    const auto scale = gate_scale<float>(a.gate.hidden);
+    const dim3 grid(cuda::blocks(units * (pair ? 2 : 1)));
+    if (pair) {
+      cuda::launch_clusters(kName, device, stream, kernel, grid, 2, dim3(kThreads), bytes, false,
+                            a, scale, run, stages, row_warps, width);
+    } else {
+      cuda::launch(kName, device, stream, kernel, grid, dim3(kThreads), bytes, a, scale, run,
+                   stages, row_warps, width);
+    }
   });
 }
 
