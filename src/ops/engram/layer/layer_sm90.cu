@@ -37,11 +37,13 @@ constexpr int kMostStages = 8;
 constexpr int kColumnsOfWarp = cuda::kWarp * kColumns;
 constexpr int kColumnWarps = 8;              // of a block, at most
 constexpr int kRowWarps = 2 * kColumnWarps;  // that share a row, at most: d up to 8192
-// Four warps change their number of registers together, so the one that leads has three idle ones
-// beside it. All start with what twelve can have.
-constexpr int kThreads = (kColumnWarps + 4) * cuda::kWarp;
+constexpr int kScalarWarps = 3;
+constexpr int kLag = 2;  // sums are so many tokens ahead of what needs their scalars
+// Beside them one that asks for rows. Four warps change their number of registers together; all
+// start with what twelve can have.
+constexpr int kThreads = (kColumnWarps + kScalarWarps + 1) * cuda::kWarp;
 constexpr int kColumnRegisters = 216;
-constexpr int kLeadRegisters = 72;
+constexpr int kOtherRegisters = 72;
 constexpr const char* kName = "engram.layer_fwd";
 
 template <int kRegisters>
@@ -109,6 +111,22 @@ class ChainWalk {
   bool image_ = false;  // of token_, asked for a step ahead
   SequenceCursor cursor_;
 };
+
+// How many tokens a run's walk has; by a whole warp.
+__device__ int64_t chain_tokens(const LayerForwardArgs& a, int64_t begin, int64_t end) {
+  const int64_t dilation = a.conv.dilation;
+  int64_t count = 0;
+  for (int64_t first = begin + threadIdx.x % cuda::kWarp; first < min(end, begin + dilation);
+       first += cuda::kWarp) {
+    SequenceCursor cursor(a.conv, a.gate.tokens, first);
+    const int64_t before = (first - cursor.of(first).begin) / dilation;
+    count += min(before, int64_t{kChainTaps - 1}) + (end - 1 - first) / dilation + 1;
+  }
+  for (int distance = cuda::kWarp / 2; distance > 0; distance /= 2) {
+    count += __shfl_xor_sync(cuda::kAllLanes, count, distance);
+  }
+  return count;
+}
 
 // A stage of the ring, without its rows.
 struct Stage {
@@ -233,79 +251,102 @@ struct Task {
   float scale;  // gate_scale
 };
 
-// One warp that leads: asks for rows and makes scalars of sums.
 template <bool kPair>
-__device__ __forceinline__ void lead(const Task& task) {
+__device__ __forceinline__ void wait_for_sums(Stage& stage, unsigned parity) {
+  if constexpr (kPair) {
+    stage.sums.wait_for_cluster_phase(parity);
+  } else {
+    stage.sums.wait(parity);
+  }
+}
+
+// The warp that asks for rows. Lane r + 3 p takes segment p of row r.
+template <bool kPair>
+__device__ __forceinline__ void bring_rows(const Task& task) {
+  constexpr int kRows = 3;
+  const GateForwardArgs& gate = task.a.gate;
+  const Ring& ring = task.ring;
+  const int lane = static_cast<int>(threadIdx.x) % cuda::kWarp;
+  const int row = lane % kRows;
+  const int segment = lane / kRows;
+  int columns = 0;
+  int before = 0;  // columns of the segments before
+  if (lane < (kPair ? kRows * kGatePacks : kRows)) {
+    columns = kPair ? task.share.columns(segment) : task.share.hidden;
+    before = segment == 0 ? 0 : task.share.columns(0);
+  }
+  const unsigned bytes = static_cast<unsigned>(columns) * sizeof(A);
+  const unsigned bytes_of_row =
+      (__shfl_sync(cuda::kAllLanes, bytes, 0) +
+       (kPair ? __shfl_sync(cuda::kAllLanes, bytes, kRows) : 0));
+  const A* from = row == 0   ? residual_row<A>(gate, 0, task.stream)
+                  : row == 1 ? key_row<A>(gate, 0, task.stream)
+                             : value_row<A>(gate, 0);
+  from += kPair ? task.share.begin(segment) : 0;
+  const int64_t stride = row == 0   ? gate.residual_token_stride
+                         : row == 1 ? gate.key_token_stride
+                                    : gate.value_token_stride;
+  ChainWalk walk(task.a, task.begin, task.end);
+  const auto ask = [&](int s) {
+    const ChainToken token = walk.next();
+    Stage& stage = ring.stage[s];
+    if (lane == 0) {
+      stage.token = token;
+      stage.out = out_row<A>(gate, token.token, task.stream);
+      stage.rows.arrive_expecting(token.image ? bytes_of_row : kRows * bytes_of_row);
+    }
+    __syncwarp();
+    if (bytes > 0 && (row == 0 || !token.image)) {
+      cuda::copy_row(ring.row(s, row) + before, from + token.token * stride, bytes, stage.rows);
+    }
+  };
+  for (int s = 0; s < ring.stages && !walk.ended(); ++s) ask(s);
+  Turn turn;
+  // Once all warps have put the sums of a token they have left the one kLag + 1 before it.
+  int left = -1 - kLag;
+  for (; !walk.ended(); ++left) {
+    wait_for_sums<kPair>(ring.stage[turn.stage], turn.parity);
+    if (left == ring.stages) left = 0;
+    if (left >= 0) ask(left);
+    turn.advance(ring.stages);
+  }
+}
+
+// One of the warps that make scalars of sums, in turns.
+template <bool kPair>
+__device__ __forceinline__ void make_scalars(const Task& task, int number) {
   const LayerForwardArgs& a = task.a;
   const Ring& ring = task.ring;
-  const Share& share = task.share;
-  const int64_t h = task.stream;
   const int lane = static_cast<int>(threadIdx.x) % cuda::kWarp;
-  ChainWalk walk(a, task.begin, task.end);
-  const auto ask_for_row = [&](int s, int r, const A* from) {
-    A* to = ring.row(s, r);
-#pragma unroll
-    for (int p = 0; p < (kPair ? kGatePacks : 1); ++p) {
-      const int columns = kPair ? share.columns(p) : share.hidden;
-      if (columns == 0) continue;
-      cuda::copy_row(to, from + share.begin(p), static_cast<unsigned>(columns) * sizeof(A),
-                     ring.stage[s].rows);
-      to += columns;
-    }
-  };
-  const unsigned row_bytes =
-      static_cast<unsigned>(kPair ? share.columns(0) + share.columns(1) : share.hidden) * sizeof(A);
-  const auto ask = [&](int s) {
-    if (walk.ended()) return;
-    const ChainToken token = walk.next();
-    if (lane != 0) return;
-    Stage& stage = ring.stage[s];
-    stage.token = token;
-    stage.out = out_row<A>(a.gate, token.token, h);
-    stage.rows.arrive_expecting(token.image ? row_bytes : 3 * row_bytes);
-    ask_for_row(s, 0, residual_row<A>(a.gate, token.token, h));
-    if (token.image) return;
-    ask_for_row(s, 1, key_row<A>(a.gate, token.token, h));
-    ask_for_row(s, 2, value_row<A>(a.gate, token.token));
-  };
-  for (int s = 0; s < ring.stages; ++s) ask(s);
+  const int64_t tokens = chain_tokens(a, task.begin, task.end);
   Turn turn;
-  int left = -2;  // the stage that all warps have left once they have put the sums of this one
-  for (;;) {
+  for (int64_t i = 0; i < tokens; ++i, turn.advance(ring.stages)) {
+    if (i % kScalarWarps != number) continue;
     Stage& stage = ring.stage[turn.stage];
-    if constexpr (kPair) {
-      stage.sums.wait_for_cluster_phase(turn.parity);
-    } else {
-      stage.sums.wait(turn.parity);
-    }
+    wait_for_sums<kPair>(stage, turn.parity);
     float of_lane[GateSums::kCount];
 #pragma unroll
     for (int k = 0; k < GateSums::kCount; ++k) {
-      of_lane[k] = lane < share.row_warps ? stage.of_warp[k][lane] : 0.0f;
+      of_lane[k] = lane < task.share.row_warps ? stage.of_warp[k][lane] : 0.0f;
     }
     const float sum = four_warp_sums(of_lane);
     // Every lane makes of its sum what any of the four may be needed for: roots and quotients are
     // slow.
     const float mean = sum / static_cast<float>(a.gate.hidden);
     const float rstd = reciprocal_rms(sum, a.gate.hidden, a.gate.eps);
-    const auto of = [](float x, int number) {
-      return __shfl_sync(cuda::kAllLanes, x, number * (cuda::kWarp / GateSums::kCount));
+    const auto of = [](float x, int k) {
+      return __shfl_sync(cuda::kAllLanes, x, k * (cuda::kWarp / GateSums::kCount));
     };
     GateScalars scalars =
         gate_scalars_of_norms(of(rstd, 0), of(rstd, 1), of(sum, 2), a.gate, task.scale);
     const float beta = conv_beta(scalars.alpha, of(mean, 3), a.conv.eps);
+    if (lane != 0) continue;
     const ChainToken token = stage.token;
-    if (lane == 0) {
-      if (token.image) scalars = {};
-      stage.alpha = scalars.alpha;
-      stage.beta = beta;
-      stage.gate.arrive();
-      if (token.writes && share.first_warp == 0) save(a.gate, token.token, h, scalars);
-    }
-    if (token.last) return;
-    if (left >= 0) ask(left);
-    if (++left == ring.stages) left = 0;
-    turn.advance(ring.stages);
+    if (token.image) scalars = {};
+    stage.alpha = scalars.alpha;
+    stage.beta = beta;
+    stage.gate.arrive();
+    if (token.writes && task.share.first_warp == 0) save(a.gate, token.token, task.stream, scalars);
   }
 }
 
@@ -402,7 +443,7 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
   Turn ahead, behind;
   bool more = true;
   for (int between = 0;; --between) {
-    for (; more && between < 2; ++between) {
+    for (; more && between <= kLag; ++between) {
       ring.stage[ahead.stage].rows.wait(ahead.parity);
       put_sums(ahead.stage);
       more = !ring.stage[ahead.stage].token.last;
@@ -444,8 +485,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Task task{a, ring, share, unit % streams, begin, min(a.gate.tokens, begin + run), scale};
   const int warp = static_cast<int>(threadIdx.x) / cuda::kWarp;
   if (warp >= kColumnWarps) {
-    give_registers<kLeadRegisters>();
-    if (warp == kColumnWarps) lead<kPair>(task);
+    give_registers<kOtherRegisters>();
+    if (warp == kColumnWarps + kScalarWarps) {
+      bring_rows<kPair>(task);
+    } else {
+      make_scalars<kPair>(task, warp - kColumnWarps);
+    }
   } else {
     take_registers<kColumnRegisters>();
     if (warp < share.warps) take_columns<kPair, kTwice>(task, warp);
