@@ -25,18 +25,6 @@ class PhaseBarrier {
                  "r"(bytes)
                  : "memory");
   }
-  // Arrives at this barrier of block `rank` of the cluster; what the thread knows was written before
-  // is there for whoever waits there by wait_for_cluster_phase.
-  __device__ __forceinline__ void arrive_at_block(unsigned rank) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
-        "}" ::"r"(address()),
-        "r"(rank)
-        : "memory");
-  }
   // Until a phase has ended: the first, third, ... for parity 0, the others for parity 1.
   __device__ __forceinline__ void wait(unsigned parity) {
     asm volatile(
@@ -44,18 +32,6 @@ class PhaseBarrier {
         ".reg .pred done;\n"
         "again:\n"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}" ::"r"(address()),
-        "r"(parity)
-        : "memory");
-  }
-  // The same where blocks of the cluster arrive.
-  __device__ __forceinline__ void wait_for_cluster_phase(unsigned parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n"
         "}" ::"r"(address()),
         "r"(parity)

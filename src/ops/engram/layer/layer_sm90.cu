@@ -18,7 +18,6 @@
 #include <string_view>
 
 #include "backends/cuda/bulk_copy.cuh"
-#include "backends/cuda/cluster.cuh"
 #include "core/forced_grid.h"
 #include "ops/engram/layer/layer_args.h"
 #include "ops/engram/shared/conv_rows.cuh"
@@ -35,15 +34,28 @@ using cuda::PhaseBarrier;
 constexpr int kColumns = kWidth<A>;
 constexpr int kMostStages = 8;
 constexpr int kColumnsOfWarp = cuda::kWarp * kColumns;
-constexpr int kColumnWarps = 8;              // of a block, at most
-constexpr int kRowWarps = 2 * kColumnWarps;  // that share a row, at most: d up to 8192
-constexpr int kScalarWarps = 3;
-constexpr int kLag = 2;  // sums are so many tokens ahead of what needs their scalars
-// Beside them one that asks for rows. Four warps change their number of registers together; all
-// start with what twelve can have.
-constexpr int kThreads = (kColumnWarps + kScalarWarps + 1) * cuda::kWarp;
+constexpr int kRowWarps = 14;  // that share a row, at most: d up to 7168
+
+// The warps of a block: those that take columns, at most; those that make scalars; one that asks for
+// rows. Sums are kLag tokens ahead of what needs their scalars.
+struct WideShape {
+  static constexpr int kColumnWarps = 8;
+  static constexpr int kScalarWarps = 3;
+  static constexpr int kLag = 2;
+  static constexpr bool kPacked = false;  // weights stay in registers as floats
+  static constexpr int kThreads = (kColumnWarps + kScalarWarps + 1) * cuda::kWarp;
+};
+struct PackedShape {
+  static constexpr int kColumnWarps = kRowWarps;
+  static constexpr int kScalarWarps = 1;
+  static constexpr int kLag = 1;
+  static constexpr bool kPacked = true;
+  static constexpr int kThreads = (kColumnWarps + kScalarWarps + 1) * cuda::kWarp;
+};
+// Of WideShape. Four warps change their number of registers together; twelve start with 168.
 constexpr int kColumnRegisters = 216;
 constexpr int kOtherRegisters = 72;
+
 constexpr const char* kName = "engram.layer_fwd";
 
 template <int kRegisters>
@@ -149,52 +161,29 @@ struct Turn {
   }
 };
 
-// The part of a row that a block takes: of a pair, the one half of the warps that share a row in the
-// gate's sums, and their columns, which lie in kGatePacks segments.
-struct Share {
-  int row_warps, first_warp, warps;
-  int hidden;
-
-  __device__ Share(int row_warp_count, int columns, bool pair)
-      : row_warps(row_warp_count), first_warp(0), warps(row_warp_count), hidden(columns) {
-    if (!pair) return;
-    const int half = (row_warps + 1) / 2;
-    const bool second = cuda::cluster_rank() != 0;
-    first_warp = second ? half : 0;
-    warps = second ? row_warps - half : half;
-  }
-  // Where segment p begins in the row, and its columns.
-  __device__ __forceinline__ int begin(int p) const {
-    return (p * row_warps + first_warp) * kColumnsOfWarp;
-  }
-  __device__ __forceinline__ int columns(int p) const {
-    return max(0, min(warps * kColumnsOfWarp, hidden - begin(p)));
-  }
-};
-
-// Shared memory of a block: of every row its share, segment behind segment.
+// Shared memory of a block.
 struct Ring {
   Stage* stage;   // [stages]
-  A* rows;        // [stages, 3, width]: x, k, v
-  float* weight;  // [width], of the gate
+  A* rows;        // [stages, 3, d]: x, k, v
+  float* weight;  // [d], of the gate
   int stages;
-  int width;
+  int hidden;
 
   __device__ __forceinline__ Ring(unsigned char* memory, int stage_count, int columns)
-      : stage(reinterpret_cast<Stage*>(memory)), stages(stage_count), width(columns) {
+      : stage(reinterpret_cast<Stage*>(memory)), stages(stage_count), hidden(columns) {
     rows = reinterpret_cast<A*>(memory + bytes_of_stages(stage_count));
     weight = reinterpret_cast<float*>(rows + 3 * stage_count * columns);
   }
-  __device__ __forceinline__ A* row(int s, int r) const { return rows + (s * 3 + r) * width; }
+  __device__ __forceinline__ A* row(int s, int r) const { return rows + (s * 3 + r) * hidden; }
   __device__ __forceinline__ Pack pack(int s, int r, int at) const {
     return *reinterpret_cast<const Pack*>(row(s, r) + at);
   }
   __host__ __device__ static int bytes_of_stages(int stages) {
     return (stages * static_cast<int>(sizeof(Stage)) + 127) / 128 * 128;
   }
-  static int64_t bytes(int stages, int64_t width) {
+  static int64_t bytes(int stages, int64_t hidden) {
     return bytes_of_stages(stages) +
-           width * (stages * 3 * int64_t{sizeof(A)} + int64_t{sizeof(float)});
+           hidden * (stages * 3 * int64_t{sizeof(A)} + int64_t{sizeof(float)});
   }
 };
 
@@ -218,25 +207,36 @@ __device__ __forceinline__ float four_warp_sums(const float (&sum)[4]) {
   return x;
 }
 
-// Weights of a pack of columns.
-struct ColumnWeights {
-  float tap[kChainTaps][kColumns];
-  float norm[kColumns];
+// Weights of a pack of columns, as they came.
+struct PackedWeights {
+  Pack taps[kChainTaps];  // of two columns each
+  Pack norms;
 
   __device__ __forceinline__ void load(const ShortConv& conv, int64_t h, int64_t first) {
-    const Pack norms = cuda::load_pack<true>(
+    norms = cuda::load_pack<true>(
         static_cast<const A*>(conv.norm_weight) + h * conv.norm_weight_stream_stride + first,
         kColumns);
     const A* from = static_cast<const A*>(conv.conv_weight) + h * conv.conv_weight_stream_stride +
                     first * kChainTaps;
 #pragma unroll
-    for (int i = 0; i < kColumns; i += 2) {
-      const Pack taps = cuda::load_pack<true>(from + i * kChainTaps, kColumns);
+    for (int q = 0; q < kChainTaps; ++q) {
+      taps[q] = cuda::load_pack<true>(from + q * kColumns, kColumns);
+    }
+  }
+};
+
+// The same as floats, two columns at a time.
+struct WideWeights {
+  float tap[kChainTaps][kColumns];
+  float norm[kColumns];
+
+  __device__ __forceinline__ void widen(const PackedWeights& w, int q) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        norm[i + j] = column<A>(norms, i + j);
+    for (int i = 2 * q; i < 2 * q + 2; ++i) {
+      norm[i] = column<A>(w.norms, i);
 #pragma unroll
-        for (int k = 0; k < kChainTaps; ++k) tap[k][i + j] = column<A>(taps, j * kChainTaps + k);
+      for (int k = 0; k < kChainTaps; ++k) {
+        tap[k][i] = column<A>(w.taps[q], i % 2 * kChainTaps + k);
       }
     }
   }
@@ -246,46 +246,25 @@ struct ColumnWeights {
 struct Task {
   const LayerForwardArgs& a;
   const Ring& ring;
-  const Share& share;
+  int row_warps;  // that take columns
   int64_t stream, begin, end;
   float scale;  // gate_scale
 };
 
-template <bool kPair>
-__device__ __forceinline__ void wait_for_sums(Stage& stage, unsigned parity) {
-  if constexpr (kPair) {
-    stage.sums.wait_for_cluster_phase(parity);
-  } else {
-    stage.sums.wait(parity);
-  }
-}
-
-// The warp that asks for rows. Lane r + 3 p takes segment p of row r.
-template <bool kPair>
+// The warp that asks for rows, a lane for each of a token.
+template <class Shape>
 __device__ __forceinline__ void bring_rows(const Task& task) {
   constexpr int kRows = 3;
   const GateForwardArgs& gate = task.a.gate;
   const Ring& ring = task.ring;
   const int lane = static_cast<int>(threadIdx.x) % cuda::kWarp;
-  const int row = lane % kRows;
-  const int segment = lane / kRows;
-  int columns = 0;
-  int before = 0;  // columns of the segments before
-  if (lane < (kPair ? kRows * kGatePacks : kRows)) {
-    columns = kPair ? task.share.columns(segment) : task.share.hidden;
-    before = segment == 0 ? 0 : task.share.columns(0);
-  }
-  const unsigned bytes = static_cast<unsigned>(columns) * sizeof(A);
-  const unsigned bytes_of_row =
-      (__shfl_sync(cuda::kAllLanes, bytes, 0) +
-       (kPair ? __shfl_sync(cuda::kAllLanes, bytes, kRows) : 0));
-  const A* from = row == 0   ? residual_row<A>(gate, 0, task.stream)
-                  : row == 1 ? key_row<A>(gate, 0, task.stream)
-                             : value_row<A>(gate, 0);
-  from += kPair ? task.share.begin(segment) : 0;
-  const int64_t stride = row == 0   ? gate.residual_token_stride
-                         : row == 1 ? gate.key_token_stride
-                                    : gate.value_token_stride;
+  const unsigned bytes = static_cast<unsigned>(ring.hidden) * sizeof(A);
+  const A* from = lane == 0   ? residual_row<A>(gate, 0, task.stream)
+                  : lane == 1 ? key_row<A>(gate, 0, task.stream)
+                              : value_row<A>(gate, 0);
+  const int64_t stride = lane == 0   ? gate.residual_token_stride
+                         : lane == 1 ? gate.key_token_stride
+                                     : gate.value_token_stride;
   ChainWalk walk(task.a, task.begin, task.end);
   const auto ask = [&](int s) {
     const ChainToken token = walk.next();
@@ -293,19 +272,19 @@ __device__ __forceinline__ void bring_rows(const Task& task) {
     if (lane == 0) {
       stage.token = token;
       stage.out = out_row<A>(gate, token.token, task.stream);
-      stage.rows.arrive_expecting(token.image ? bytes_of_row : kRows * bytes_of_row);
+      stage.rows.arrive_expecting(token.image ? bytes : kRows * bytes);
     }
     __syncwarp();
-    if (bytes > 0 && (row == 0 || !token.image)) {
-      cuda::copy_row(ring.row(s, row) + before, from + token.token * stride, bytes, stage.rows);
+    if (lane < (token.image ? 1 : kRows)) {
+      cuda::copy_row(ring.row(s, lane), from + token.token * stride, bytes, stage.rows);
     }
   };
   for (int s = 0; s < ring.stages && !walk.ended(); ++s) ask(s);
   Turn turn;
   // Once all warps have put the sums of a token they have left the one kLag + 1 before it.
-  int left = -1 - kLag;
+  int left = -1 - Shape::kLag;
   for (; !walk.ended(); ++left) {
-    wait_for_sums<kPair>(ring.stage[turn.stage], turn.parity);
+    ring.stage[turn.stage].sums.wait(turn.parity);
     if (left == ring.stages) left = 0;
     if (left >= 0) ask(left);
     turn.advance(ring.stages);
@@ -313,7 +292,7 @@ __device__ __forceinline__ void bring_rows(const Task& task) {
 }
 
 // One of the warps that make scalars of sums, in turns.
-template <bool kPair>
+template <class Shape>
 __device__ __forceinline__ void make_scalars(const Task& task, int number) {
   const LayerForwardArgs& a = task.a;
   const Ring& ring = task.ring;
@@ -321,13 +300,13 @@ __device__ __forceinline__ void make_scalars(const Task& task, int number) {
   const int64_t tokens = chain_tokens(a, task.begin, task.end);
   Turn turn;
   for (int64_t i = 0; i < tokens; ++i, turn.advance(ring.stages)) {
-    if (i % kScalarWarps != number) continue;
+    if (i % Shape::kScalarWarps != number) continue;
     Stage& stage = ring.stage[turn.stage];
-    wait_for_sums<kPair>(stage, turn.parity);
+    stage.sums.wait(turn.parity);
     float of_lane[GateSums::kCount];
 #pragma unroll
     for (int k = 0; k < GateSums::kCount; ++k) {
-      of_lane[k] = lane < task.share.row_warps ? stage.of_warp[k][lane] : 0.0f;
+      of_lane[k] = lane < task.row_warps ? stage.of_warp[k][lane] : 0.0f;
     }
     const float sum = four_warp_sums(of_lane);
     // Every lane makes of its sum what any of the four may be needed for: roots and quotients are
@@ -346,29 +325,30 @@ __device__ __forceinline__ void make_scalars(const Task& task, int number) {
     stage.alpha = scalars.alpha;
     stage.beta = beta;
     stage.gate.arrive();
-    if (token.writes && task.share.first_warp == 0) save(a.gate, token.token, task.stream, scalars);
+    if (token.writes) save(a.gate, token.token, task.stream, scalars);
   }
 }
 
 // A warp that takes columns: number `warp` of the block.
-template <bool kPair, bool kTwice>
+template <class Shape, bool kTwice>
 __device__ __forceinline__ void take_columns(const Task& task, int warp) {
   const Ring& ring = task.ring;
-  const Share& share = task.share;
   const int lane = static_cast<int>(threadIdx.x) % cuda::kWarp;
-  const int of_row = (share.first_warp + warp) * kColumnsOfWarp + lane * kColumns;
-  const int of_block = warp * kColumnsOfWarp + lane * kColumns;
-  const int row_step = share.row_warps * kColumnsOfWarp;
-  const int block_step = share.warps * kColumnsOfWarp;
-  const auto exists = [&](int p) { return of_row + p * row_step < share.hidden; };
-  ColumnWeights weights[kGatePacks] = {};
+  const int first = static_cast<int>(threadIdx.x) * kColumns;
+  const int step = task.row_warps * kColumnsOfWarp;
+  PackedWeights packed[kGatePacks] = {};
+  WideWeights wide[kGatePacks] = {};
   ConvChain<kColumns> chain[kGatePacks];
 #pragma unroll
   for (int p = 0; p < kGatePacks; ++p) {
     chain[p].clear();
-    if (!exists(p)) continue;
-    const int at = of_row + p * row_step;
-    weights[p].load(task.a.conv, task.stream, at);
+    const int at = first + p * step;
+    if (at >= ring.hidden) continue;
+    packed[p].load(task.a.conv, task.stream, at);
+    if constexpr (!Shape::kPacked) {
+#pragma unroll
+      for (int q = 0; q < kChainTaps; ++q) wide[p].widen(packed[p], q);
+    }
     const auto pack_of = [&](const StreamWeight& w) {
       return cuda::load_pack<true>(
           static_cast<const A*>(w.data) + task.stream * w.stream_stride + at, kColumns);
@@ -377,8 +357,7 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
     const Pack of_embed = pack_of(task.a.embed_weight);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      ring.weight[of_block + p * block_step + i] =
-          column<A>(of_hidden, i) * column<A>(of_embed, i);
+      ring.weight[at + i] = column<A>(of_hidden, i) * column<A>(of_embed, i);
     }
   }
 
@@ -387,8 +366,8 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
     GateSums sums;
 #pragma unroll
     for (int p = 0; p < kGatePacks; ++p) {
-      if (!exists(p)) continue;
-      const int at = of_block + p * block_step;
+      const int at = first + p * step;
+      if (at >= ring.hidden) continue;
       float weight[kColumns];
 #pragma unroll
       for (int i = 0; i < kColumns; i += 4) {
@@ -399,16 +378,9 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
       sums.add_value<A>(ring.pack(s, 2, at));
     }
     const float sum = four_warp_sums(sums.sum);
-    if (lane % 8 == 0) {
-      float* to = &stage.of_warp[lane / 8][share.first_warp + warp];
-      *to = sum;
-      if constexpr (kPair) cuda::store_to_block(to, cuda::cluster_rank() ^ 1, sum);
-    }
+    if (lane % 8 == 0) stage.of_warp[lane / 8][warp] = sum;
     __syncwarp();
-    if (lane == 0) {
-      stage.sums.arrive();
-      if constexpr (kPair) stage.sums.arrive_at_block(cuda::cluster_rank() ^ 1);
-    }
+    if (lane == 0) stage.sums.arrive();
   };
   const auto finish = [&](int s) {
     const Stage& stage = ring.stage[s];
@@ -416,7 +388,7 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
     const bool image = stage.token.image;
     const float alpha = stage.alpha;
     const float beta = stage.beta;
-    A* out = stage.out + of_row;
+    A* out = stage.out + first;
     if (stage.token.starts) {
       rarely();
 #pragma unroll
@@ -424,26 +396,36 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
     }
 #pragma unroll
     for (int p = 0; p < kGatePacks; ++p) {
-      if (!exists(p)) continue;
-      const int at = of_block + p * block_step;
+      const int at = first + p * step;
+      if (at >= ring.hidden) continue;
       const Pack x = ring.pack(s, 0, at);
       const Pack v = ring.pack(s, 2, at);
       float c[kColumns];
+      Pack y;
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        const float u = conv_normalised(column<A>(v, i), beta, weights[p].norm[i]);
-        c[i] = chain[p].step(i, image ? 0.0f : u, weights[p].tap);
+      for (int q = 0; q < kColumns / 2; ++q) {
+        if constexpr (Shape::kPacked) {
+          // Not widened before their turn: there are no registers for it.
+          keep_packed(packed[p].taps[q]);
+          asm volatile("" : "+r"(packed[p].norms.word[q]));
+          wide[p].widen(packed[p], q);
+        }
+#pragma unroll
+        for (int i = 2 * q; i < 2 * q + 2; ++i) {
+          const float u = conv_normalised(column<A>(v, i), beta, wide[p].norm[i]);
+          c[i] = chain[p].step(i, image ? 0.0f : u, wide[p].tap);
+        }
+        const uint32_t word = layer_word<A, kTwice>(alpha, v, x, c, q);
+        y.word[q] = image ? x.word[q] : word;
       }
-      if (!writes) continue;
-      const Pack y = image ? x : layer_pack<A, kTwice>(alpha, v, x, c);
-      cuda::store_pack<true>(out + p * row_step, y, kColumns);
+      if (writes) cuda::store_pack<true>(out + p * step, y, kColumns);
     }
   };
 
   Turn ahead, behind;
   bool more = true;
   for (int between = 0;; --between) {
-    for (; more && between <= kLag; ++between) {
+    for (; more && between <= Shape::kLag; ++between) {
       ring.stage[ahead.stage].rows.wait(ahead.parity);
       put_sums(ahead.stage);
       more = !ring.stage[ahead.stage].token.last;
@@ -457,15 +439,14 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
   }
 }
 
-// Block b, or pair b of blocks, takes run b / n of stream b % n.
-template <bool kPair, bool kTwice>
-__global__ void __launch_bounds__(kThreads, 1)
+// Block b takes run b / n of stream b % n.
+template <class Shape, bool kTwice>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
     layer_chains(const __grid_constant__ LayerForwardArgs a, float scale, int64_t run, int stages,
-                 int row_warps, int width) {
+                 int row_warps) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
   extern __shared__ __align__(128) unsigned char memory[];
-  const Ring ring(memory, stages, width);
-  const Share share(row_warps, static_cast<int>(a.gate.hidden), kPair);
+  const Ring ring(memory, stages, static_cast<int>(a.gate.hidden));
   if (threadIdx.x == 0) {
     for (int s = 0; s < stages; ++s) {
       ring.stage[s].rows.init(1);
@@ -474,43 +455,24 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     cuda::publish_barriers();
   }
-  if constexpr (kPair) {
-    cuda::sync_cluster();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   const auto streams = static_cast<unsigned>(a.gate.streams);
-  const unsigned unit = kPair ? blockIdx.x / 2 : blockIdx.x;
-  const int64_t begin = unit / streams * run;
-  const Task task{a, ring, share, unit % streams, begin, min(a.gate.tokens, begin + run), scale};
+  const int64_t begin = blockIdx.x / streams * run;
+  const Task task{a,     ring, row_warps, blockIdx.x % streams,
+                  begin, min(a.gate.tokens, begin + run), scale};
   const int warp = static_cast<int>(threadIdx.x) / cuda::kWarp;
-  if (warp >= kColumnWarps) {
-    give_registers<kOtherRegisters>();
-    if (warp == kColumnWarps + kScalarWarps) {
-      bring_rows<kPair>(task);
+  if (warp >= Shape::kColumnWarps) {
+    if constexpr (!Shape::kPacked) give_registers<kOtherRegisters>();
+    if (warp == Shape::kColumnWarps + Shape::kScalarWarps) {
+      bring_rows<Shape>(task);
     } else {
-      make_scalars<kPair>(task, warp - kColumnWarps);
+      make_scalars<Shape>(task, warp - Shape::kColumnWarps);
     }
   } else {
-    take_registers<kColumnRegisters>();
-    if (warp < share.warps) take_columns<kPair, kTwice>(task, warp);
-  }
-  if constexpr (kPair) {
-    // Neither block may be gone while the other still writes to it.
-    __syncwarp();
-    cuda::sync_cluster();
+    if constexpr (!Shape::kPacked) take_registers<kColumnRegisters>();
+    if (warp < row_warps) take_columns<Shape, kTwice>(task, warp);
   }
 #endif
-}
-
-// Calls body(kernel) for a call.
-template <class Body>
-void with_kernel(bool pair, bool twice, const Body& body) {
-  if (pair) {
-    body(twice ? &layer_chains<true, true> : &layer_chains<true, false>);
-  } else {
-    body(twice ? &layer_chains<false, true> : &layer_chains<false, false>);
-  }
 }
 
 bool is_major(int device, int wanted) {
@@ -528,7 +490,7 @@ std::string_view layer_fwd_sm90_refusal(const LayerForwardArgs& a, int device) {
   if (gate.activation != DType::bf16) return "activations are not BF16";
   if (conv.taps != kChainTaps) return "not four taps";
   if (conv.state.data != nullptr || conv.next_state.data != nullptr) return "a state";
-  if (gate.hidden > int64_t{kRowWarps} * kColumnsOfWarp * kGatePacks) return "d is above 8192";
+  if (gate.hidden > int64_t{kRowWarps} * kColumnsOfWarp * kGatePacks) return "d is above 7168";
   const StreamWeight norm = {conv.norm_weight_type, conv.norm_weight,
                              conv.norm_weight_stream_stride};
   const StreamWeight taps = {conv.weight, conv.conv_weight, conv.conv_weight_stream_stride};
@@ -549,29 +511,33 @@ std::string_view layer_fwd_sm90_refusal(const LayerForwardArgs& a, int device) {
 void layer_fwd_sm90(const LayerForwardArgs& a, int device, void* stream) {
   if (a.gate.tokens == 0) return;
   const int row_warps = gate_threads(a.gate) / cuda::kWarp;
-  const bool pair = row_warps > kColumnWarps;
-  const int64_t width =
-      pair ? int64_t{(row_warps + 1) / 2} * kColumnsOfWarp * kGatePacks : a.gate.hidden;
   const auto most = static_cast<int64_t>(most_shared(kName, device));
   int stages = kMostStages;
   if (const char* e = getenv("LAYER_STAGES")) stages = atoi(e);
-  while (Ring::bytes(stages, width) > most) --stages;
-  const auto bytes = static_cast<size_t>(Ring::bytes(stages, width));
-  with_kernel(pair, a.round_twice, [&](auto kernel) {
+  while (Ring::bytes(stages, a.gate.hidden) > most) --stages;
+  const auto bytes = static_cast<size_t>(Ring::bytes(stages, a.gate.hidden));
+  const auto launch = [&](auto shape, auto kernel) {
+    constexpr int kThreads = decltype(shape)::kThreads;
     const int64_t blocks = free_blocks(resident_blocks(kName, device, kernel, kThreads, bytes));
-    const int64_t runs = std::max<int64_t>(1, blocks / (pair ? 2 : 1) / a.gate.streams);
+    const int64_t runs = std::max<int64_t>(1, blocks / a.gate.streams);
     const int64_t run = (a.gate.tokens + runs - 1) / runs;
-    const int64_t units = (a.gate.tokens + run - 1) / run * a.gate.streams;
-    const auto scale = gate_scale<float>(a.gate.hidden);
-    const dim3 grid(cuda::blocks(units * (pair ? 2 : 1)));
-    if (pair) {
-      cuda::launch_clusters(kName, device, stream, kernel, grid, 2, dim3(kThreads), bytes, false,
-                            a, scale, run, stages, row_warps, width);
+    cuda::launch(kName, device, stream, kernel,
+                 dim3(cuda::blocks((a.gate.tokens + run - 1) / run * a.gate.streams)),
+                 dim3(kThreads), bytes, a, gate_scale<float>(a.gate.hidden), run, stages, row_warps);
+  };
+  const auto with_shape = [&](auto shape) {
+    using Shape = decltype(shape);
+    if (a.round_twice) {
+      launch(shape, &layer_chains<Shape, true>);
     } else {
-      cuda::launch(kName, device, stream, kernel, grid, dim3(kThreads), bytes, a, scale, run,
-                   stages, row_warps, width);
+      launch(shape, &layer_chains<Shape, false>);
     }
-  });
+  };
+  if (row_warps <= WideShape::kColumnWarps && !getenv("LAYER_PACKED")) {
+    with_shape(WideShape{});
+  } else {
+    with_shape(PackedShape{});
+  }
 }
 
 }  // namespace ehc::engram

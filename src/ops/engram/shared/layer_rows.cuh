@@ -6,17 +6,34 @@
 
 namespace ehc::engram {
 
-// round(x + alpha*v + silu(c)), or with `kTwice` round(round(x + alpha*v) + silu(c))
+// round(x + alpha*v + silu(c)), or with `kTwice` round(round(x + alpha*v) + silu(c)), of the columns
+// of word w.
+template <class A, bool kTwice>
+__device__ __forceinline__ uint32_t layer_word(float alpha, const Pack& v, const Pack& x,
+                                               const float (&c)[kWidth<A>], int w) {
+  const auto sum = [&](int k) { return fmaf(alpha, column<A>(v, k), column<A>(x, k)); };
+  if constexpr (sizeof(A) == 4) {
+    return __float_as_uint(sum(w) + fast_silu(c[w]));
+  } else {
+    const int k = 2 * w;
+    float low = sum(k);
+    float high = sum(k + 1);
+    if constexpr (kTwice) {
+      const Pack once{{cuda::round_two<A>(low, high)}};
+      low = column<A>(once, 0);
+      high = column<A>(once, 1);
+    }
+    return cuda::round_two<A>(low + fast_silu(c[k]), high + fast_silu(c[k + 1]));
+  }
+}
+
 template <class A, bool kTwice>
 __device__ __forceinline__ Pack layer_pack(float alpha, const Pack& v, const Pack& x,
                                            const float (&c)[kWidth<A>]) {
-  const auto sum = [&](int k) { return fmaf(alpha, column<A>(v, k), column<A>(x, k)); };
-  if constexpr (kTwice) {
-    const Pack once = cuda::make_pack<A>(sum);
-    return cuda::make_pack<A>([&](int k) { return column<A>(once, k) + fast_silu(c[k]); });
-  } else {
-    return cuda::make_pack<A>([&](int k) { return sum(k) + fast_silu(c[k]); });
-  }
+  Pack pack;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) pack.word[w] = layer_word<A, kTwice>(alpha, v, x, c, w);
+  return pack;
 }
 
 }  // namespace ehc::engram
