@@ -1,5 +1,5 @@
-// Rows that the copy engine brings to shared memory, and the barriers in shared memory by which some
-// warps of a block wait for it and for each other (sm_90+).
+// Rows that the copy engine brings to shared memory, and the barriers in shared memory by which
+// some warps of a block wait for it and for each other (sm_90+).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,6 +7,13 @@
 #include <cstdint>
 
 namespace ehc::cuda {
+
+// Whether this code is for the devices that have all of this.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+inline constexpr bool kIsSm90 = true;
+#else
+inline constexpr bool kIsSm90 = false;
+#endif
 
 // A barrier with phases: each ends once all have arrived and all announced bytes have come.
 class PhaseBarrier {
@@ -59,6 +66,27 @@ __device__ __forceinline__ void copy_row(void* to, const void* from, unsigned by
           "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
       "l"(from), "r"(bytes), "r"(arrived.address())
       : "memory");
+}
+
+// Position in a ring of stages, and the parity of the phase that their barriers are in.
+struct Turn {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void advance(int stages) {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+};
+
+// --- warps with roles: registers of four neighbouring warps, all of which say so ---
+
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 }  // namespace ehc::cuda

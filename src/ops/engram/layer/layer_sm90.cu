@@ -4,24 +4,22 @@
 //   u = (v * beta) * g, beta = alpha / sqrt(alpha^2 mean(v^2) + eps)
 //   x, k, H' A[T,n,d]; v A[T,d]; weights W[n,d]; alpha, beta of a token and stream, as in the gate
 //
-// Bytes: (6n+2)d a token in 16-bit types, as the gate alone: x, k, v read once, H' written once; n-1
-// of n reads of v come from the caches. The 3*dilation tokens before a run are read again.
-// Algorithm: a block takes a stream and a run of tokens, along the chains of tokens `dilation` apart
-// (conv_rows.cuh), so that the sums of the taps to come stay in registers and so do the weights. A
-// ring of stages in shared memory holds x, k and v of the tokens to come; its rows are brought by the
-// copy engine. Every thread takes its part of the sums of a token, then finishes the token before it:
-// meanwhile one more warp makes alpha and beta of the sums and asks for the next rows. Warps wait for
-// data alone, never for each other.
-// Bits: those of the gate and the convolution as two kernels (layer_cuda.cu). Class R, for each
-// thread adds the packs that are its own in gate_fwd; batch-invariant: no bit depends on the runs.
-#include <cstdlib>
+// Bytes: (6n+2)d a token in 16-bit types, as the gate alone: x, k, v read once, H' written once;
+// n-1 of n reads of v come from the caches. The 3*dilation tokens before a run are read again.
+// Algorithm: a block takes a stream and a run of tokens, along the chains of tokens `dilation`
+// apart (chain_walk.cuh), so that the sums of the taps to come stay in registers, as do the
+// weights. Its warps have roles and wait for data alone, never for each other: one has the copy
+// engine bring rows into a ring of stages in shared memory; most take columns, each of which adds
+// its part to the sums of a token and then finishes one whose scalars are known; the others make
+// alpha and beta of sums. Bits: those of the gate and the convolution as two kernels
+// (layer_cuda.cu). Class R, for each thread adds the packs that are its own in gate_fwd;
+// batch-invariant: no bit depends on the runs.
 #include <string_view>
 
 #include "backends/cuda/bulk_copy.cuh"
 #include "core/forced_grid.h"
-#include "ops/engram/layer/layer_args.h"
-#include "ops/engram/shared/conv_rows.cuh"
-#include "ops/engram/shared/gate_rows.cuh"
+#include "ops/engram/shared/chain_walk.cuh"
+#include "ops/engram/shared/chain_weights.cuh"
 #include "ops/engram/shared/layer_rows.cuh"
 
 namespace ehc::engram {
@@ -30,115 +28,31 @@ namespace {
 
 using A = cuda::Bf16;
 using cuda::PhaseBarrier;
+using cuda::Turn;
 
 constexpr int kColumns = kWidth<A>;
 constexpr int kMostStages = 8;
 constexpr int kColumnsOfWarp = cuda::kWarp * kColumns;
 constexpr int kRowWarps = 14;  // that share a row, at most: d up to 7168
 
-// The warps of a block: those that take columns, at most; those that make scalars; one that asks for
-// rows. Sums are kLag tokens ahead of what needs their scalars.
-struct WideShape {
-  static constexpr int kColumnWarps = 8;
-  static constexpr int kScalarWarps = 3;
-  static constexpr int kLag = 2;
-  static constexpr bool kPacked = false;  // weights stay in registers as floats
+// The warps of a block: those that take columns, at most; those that make scalars; one that asks
+// for rows. Sums are kLag tokens ahead of what needs their scalars. Weights stay in registers as
+// floats or, kPacked, as they came.
+template <int kColumnWarpCount, int kScalarWarpCount, int kTokens, bool kAsTheyCame>
+struct BlockShape {
+  static constexpr int kColumnWarps = kColumnWarpCount;
+  static constexpr int kScalarWarps = kScalarWarpCount;
+  static constexpr int kLag = kTokens;
+  static constexpr bool kPacked = kAsTheyCame;
   static constexpr int kThreads = (kColumnWarps + kScalarWarps + 1) * cuda::kWarp;
 };
-struct PackedShape {
-  static constexpr int kColumnWarps = kRowWarps;
-  static constexpr int kScalarWarps = 1;
-  static constexpr int kLag = 1;
-  static constexpr bool kPacked = true;
-  static constexpr int kThreads = (kColumnWarps + kScalarWarps + 1) * cuda::kWarp;
-};
+using WideShape = BlockShape<8, 3, 2, false>;
+using PackedShape = BlockShape<kRowWarps, 1, 1, true>;
 // Of WideShape. Four warps change their number of registers together; twelve start with 168.
 constexpr int kColumnRegisters = 216;
 constexpr int kOtherRegisters = 72;
 
 constexpr const char* kName = "engram.layer_fwd";
-
-template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
-// What is known of a token of a chain.
-struct ChainToken {
-  int64_t token;
-  bool writes;  // it is of the run, not of the history before it
-  bool starts;  // nothing of its sequence was before it in this chain
-  bool image;
-  bool last;
-};
-
-// The tokens of a run: those `dilation` apart after their history, then those beside them.
-class ChainWalk {
- public:
-  __device__ ChainWalk(const LayerForwardArgs& a, int64_t begin, int64_t end)
-      : a_(a),
-        begin_(begin),
-        end_(end),
-        dilation_(a.conv.dilation),
-        residues_(min(a.conv.dilation, end - begin)),
-        cursor_(a.conv, a.gate.tokens, begin) {
-    start();
-  }
-  [[nodiscard]] __device__ bool ended() const { return residue_ == residues_; }
-  __device__ ChainToken next() {
-    const SequenceAt& sequence = cursor_.of(max(token_, begin_ + residue_));
-    ChainToken now{token_, token_ >= begin_, is_first_ || token_ - dilation_ < sequence.begin,
-                   image_, false};
-    token_ += dilation_;
-    is_first_ = false;
-    if (token_ >= end_) {
-      ++residue_;
-      now.last = ended();
-      if (now.last) return now;
-      cursor_ = SequenceCursor(a_.conv, a_.gate.tokens, begin_);
-      start();
-    }
-    image_ = is_image(a_.gate.image_token_mask, token_);
-    return now;
-  }
-
- private:
-  __device__ void start() {
-    const int64_t first = begin_ + residue_;
-    const int64_t before = (first - cursor_.of(first).begin) / dilation_;
-    token_ = first - min(before, int64_t{kChainTaps - 1}) * dilation_;
-    is_first_ = true;
-    image_ = is_image(a_.gate.image_token_mask, token_);
-  }
-
-  const LayerForwardArgs& a_;
-  int64_t begin_, end_, dilation_, residues_;
-  int64_t residue_ = 0;
-  int64_t token_ = 0;
-  bool is_first_ = true;
-  bool image_ = false;  // of token_, asked for a step ahead
-  SequenceCursor cursor_;
-};
-
-// How many tokens a run's walk has; by a whole warp.
-__device__ int64_t chain_tokens(const LayerForwardArgs& a, int64_t begin, int64_t end) {
-  const int64_t dilation = a.conv.dilation;
-  int64_t count = 0;
-  for (int64_t first = begin + threadIdx.x % cuda::kWarp; first < min(end, begin + dilation);
-       first += cuda::kWarp) {
-    SequenceCursor cursor(a.conv, a.gate.tokens, first);
-    const int64_t before = (first - cursor.of(first).begin) / dilation;
-    count += min(before, int64_t{kChainTaps - 1}) + (end - 1 - first) / dilation + 1;
-  }
-  for (int distance = cuda::kWarp / 2; distance > 0; distance /= 2) {
-    count += __shfl_xor_sync(cuda::kAllLanes, count, distance);
-  }
-  return count;
-}
 
 // A stage of the ring, without its rows.
 struct Stage {
@@ -149,16 +63,6 @@ struct Stage {
   A* out;  // its row of H'
   float alpha, beta;
   float of_warp[GateSums::kCount][kRowWarps];
-};
-
-// Position in the ring.
-struct Turn {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ __forceinline__ void advance(int stages) {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
 };
 
 // Shared memory of a block.
@@ -184,61 +88,6 @@ struct Ring {
   static int64_t bytes(int stages, int64_t hidden) {
     return bytes_of_stages(stages) +
            hidden * (stages * 3 * int64_t{sizeof(A)} + int64_t{sizeof(float)});
-  }
-};
-
-// Keeps a branch a branch, where the compiler would rather take both sides.
-__device__ __forceinline__ void rarely() { asm volatile(""); }
-
-// Of two sums over the lanes of a warp, as warp_sum of each: the upper half of the lanes has b.
-__device__ __forceinline__ float halve(bool upper, float a, float b, int distance) {
-  return (upper ? b : a) + __shfl_xor_sync(cuda::kAllLanes, upper ? a : b, distance);
-}
-// The same of four: lane l has number l / 8.
-__device__ __forceinline__ float four_warp_sums(const float (&sum)[4]) {
-  const bool upper = (threadIdx.x & 16) != 0;
-  const float a = halve(upper, sum[0], sum[2], 16);
-  const float b = halve(upper, sum[1], sum[3], 16);
-  float x = halve((threadIdx.x & 8) != 0, a, b, 8);
-#pragma unroll
-  for (int distance = 4; distance > 0; distance /= 2) {
-    x += __shfl_xor_sync(cuda::kAllLanes, x, distance);
-  }
-  return x;
-}
-
-// Weights of a pack of columns, as they came.
-struct PackedWeights {
-  Pack taps[kChainTaps];  // of two columns each
-  Pack norms;
-
-  __device__ __forceinline__ void load(const ShortConv& conv, int64_t h, int64_t first) {
-    norms = cuda::load_pack<true>(
-        static_cast<const A*>(conv.norm_weight) + h * conv.norm_weight_stream_stride + first,
-        kColumns);
-    const A* from = static_cast<const A*>(conv.conv_weight) + h * conv.conv_weight_stream_stride +
-                    first * kChainTaps;
-#pragma unroll
-    for (int q = 0; q < kChainTaps; ++q) {
-      taps[q] = cuda::load_pack<true>(from + q * kColumns, kColumns);
-    }
-  }
-};
-
-// The same as floats, two columns at a time.
-struct WideWeights {
-  float tap[kChainTaps][kColumns];
-  float norm[kColumns];
-
-  __device__ __forceinline__ void widen(const PackedWeights& w, int q) {
-#pragma unroll
-    for (int i = 2 * q; i < 2 * q + 2; ++i) {
-      norm[i] = column<A>(w.norms, i);
-#pragma unroll
-      for (int k = 0; k < kChainTaps; ++k) {
-        tap[k][i] = column<A>(w.taps[q], i % 2 * kChainTaps + k);
-      }
-    }
   }
 };
 
@@ -336,8 +185,8 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
   const int lane = static_cast<int>(threadIdx.x) % cuda::kWarp;
   const int first = static_cast<int>(threadIdx.x) * kColumns;
   const int step = task.row_warps * kColumnsOfWarp;
-  PackedWeights packed[kGatePacks] = {};
-  WideWeights wide[kGatePacks] = {};
+  PackedChainWeights packed[kGatePacks] = {};
+  WideChainWeights wide[kGatePacks] = {};
   ConvChain<kColumns> chain[kGatePacks];
 #pragma unroll
   for (int p = 0; p < kGatePacks; ++p) {
@@ -401,6 +250,10 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
       const Pack x = ring.pack(s, 0, at);
       const Pack v = ring.pack(s, 2, at);
       float c[kColumns];
+      const auto word = [&](int q) {
+        const uint32_t sum = layer_word<A, kTwice>(alpha, v, x, c, q);
+        return image ? x.word[q] : sum;
+      };
       Pack y;
 #pragma unroll
       for (int q = 0; q < kColumns / 2; ++q) {
@@ -415,8 +268,12 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
           const float u = conv_normalised(column<A>(v, i), beta, wide[p].norm[i]);
           c[i] = chain[p].step(i, image ? 0.0f : u, wide[p].tap);
         }
-        const uint32_t word = layer_word<A, kTwice>(alpha, v, x, c, q);
-        y.word[q] = image ? x.word[q] : word;
+        if constexpr (Shape::kPacked) y.word[q] = word(q);
+      }
+      if constexpr (!Shape::kPacked) {
+        if (!writes) continue;
+#pragma unroll
+        for (int q = 0; q < kColumns / 2; ++q) y.word[q] = word(q);
       }
       if (writes) cuda::store_pack<true>(out + p * step, y, kColumns);
     }
@@ -444,7 +301,7 @@ template <class Shape, bool kTwice>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     layer_chains(const __grid_constant__ LayerForwardArgs a, float scale, int64_t run, int stages,
                  int row_warps) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+  if (!cuda::kIsSm90) return;  // the kernel is empty elsewhere
   extern __shared__ __align__(128) unsigned char memory[];
   const Ring ring(memory, stages, static_cast<int>(a.gate.hidden));
   if (threadIdx.x == 0) {
@@ -458,21 +315,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
   const auto streams = static_cast<unsigned>(a.gate.streams);
   const int64_t begin = blockIdx.x / streams * run;
-  const Task task{a,     ring, row_warps, blockIdx.x % streams,
-                  begin, min(a.gate.tokens, begin + run), scale};
+  const Task task{
+      a, ring, row_warps, blockIdx.x % streams, begin, min(a.gate.tokens, begin + run), scale};
   const int warp = static_cast<int>(threadIdx.x) / cuda::kWarp;
   if (warp >= Shape::kColumnWarps) {
-    if constexpr (!Shape::kPacked) give_registers<kOtherRegisters>();
+    if constexpr (!Shape::kPacked) cuda::give_registers<kOtherRegisters>();
     if (warp == Shape::kColumnWarps + Shape::kScalarWarps) {
       bring_rows<Shape>(task);
     } else {
       make_scalars<Shape>(task, warp - Shape::kColumnWarps);
     }
   } else {
-    if constexpr (!Shape::kPacked) take_registers<kColumnRegisters>();
+    if constexpr (!Shape::kPacked) cuda::take_registers<kColumnRegisters>();
     if (warp < row_warps) take_columns<Shape, kTwice>(task, warp);
   }
-#endif
 }
 
 bool is_major(int device, int wanted) {
@@ -513,7 +369,6 @@ void layer_fwd_sm90(const LayerForwardArgs& a, int device, void* stream) {
   const int row_warps = gate_threads(a.gate) / cuda::kWarp;
   const auto most = static_cast<int64_t>(most_shared(kName, device));
   int stages = kMostStages;
-  if (const char* e = getenv("LAYER_STAGES")) stages = atoi(e);
   while (Ring::bytes(stages, a.gate.hidden) > most) --stages;
   const auto bytes = static_cast<size_t>(Ring::bytes(stages, a.gate.hidden));
   const auto launch = [&](auto shape, auto kernel) {
@@ -523,7 +378,8 @@ void layer_fwd_sm90(const LayerForwardArgs& a, int device, void* stream) {
     const int64_t run = (a.gate.tokens + runs - 1) / runs;
     cuda::launch(kName, device, stream, kernel,
                  dim3(cuda::blocks((a.gate.tokens + run - 1) / run * a.gate.streams)),
-                 dim3(kThreads), bytes, a, gate_scale<float>(a.gate.hidden), run, stages, row_warps);
+                 dim3(kThreads), bytes, a, gate_scale<float>(a.gate.hidden), run, stages,
+                 row_warps);
   };
   const auto with_shape = [&](auto shape) {
     using Shape = decltype(shape);
@@ -533,7 +389,7 @@ void layer_fwd_sm90(const LayerForwardArgs& a, int device, void* stream) {
       launch(shape, &layer_chains<Shape, false>);
     }
   };
-  if (row_warps <= WideShape::kColumnWarps && !getenv("LAYER_PACKED")) {
+  if (row_warps <= WideShape::kColumnWarps) {
     with_shape(WideShape{});
   } else {
     with_shape(PackedShape{});

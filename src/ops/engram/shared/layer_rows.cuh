@@ -6,8 +6,8 @@
 
 namespace ehc::engram {
 
-// round(x + alpha*v + silu(c)), or with `kTwice` round(round(x + alpha*v) + silu(c)), of the columns
-// of word w.
+// round(x + alpha*v + silu(c)), or with `kTwice` round(round(x + alpha*v) + silu(c)), of the
+// columns of word w.
 template <class A, bool kTwice>
 __device__ __forceinline__ uint32_t layer_word(float alpha, const Pack& v, const Pack& x,
                                                const float (&c)[kWidth<A>], int w) {
