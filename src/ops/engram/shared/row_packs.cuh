@@ -95,6 +95,9 @@ __device__ __forceinline__ void keep_packed(Pack& pack) {
   asm volatile("" : "+r"(pack.word[0]), "+r"(pack.word[1]), "+r"(pack.word[2]), "+r"(pack.word[3]));
 }
 
+// Keeps a branch a branch, where the compiler would rather take both sides.
+__device__ __forceinline__ void rarely() { asm volatile(""); }
+
 // kCount weights from `from` on, of which `count` exist; the others are 0. Nothing writes them
 // meanwhile. kVector: they are all there, on a border of 16 bytes. Volatile, or a loop over tokens
 // would keep them in registers, which it needs for more.
@@ -128,6 +131,23 @@ __device__ __forceinline__ void take_weights(float (&to)[kCount], const At& at) 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int distance = cuda::kWarp / 2; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(cuda::kAllLanes, x, distance);
+  }
+  return x;
+}
+
+// Of two sums over the lanes of a warp the one that belongs to this lane: b where it is `upper`.
+__device__ __forceinline__ float warp_half(bool upper, float a, float b, int distance) {
+  return (upper ? b : a) + __shfl_xor_sync(cuda::kAllLanes, upper ? a : b, distance);
+}
+// warp_sum of four, by a third of the shuffles: lane l has number l / 8.
+__device__ __forceinline__ float four_warp_sums(const float (&sum)[4]) {
+  const bool upper = (threadIdx.x & 16) != 0;
+  const float a = warp_half(upper, sum[0], sum[2], 16);
+  const float b = warp_half(upper, sum[1], sum[3], 16);
+  float x = warp_half((threadIdx.x & 8) != 0, a, b, 8);
+#pragma unroll
+  for (int distance = 4; distance > 0; distance /= 2) {
     x += __shfl_xor_sync(cuda::kAllLanes, x, distance);
   }
   return x;
