@@ -9,6 +9,7 @@
 // so the bits are those of the float reference. Class E.
 #include "backends/cuda/async_copy.cuh"
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/pack.cuh"
 #include "core/float_formats.h"
 #include "ops/engram/grad_w_reduce/grad_w_reduce_args.h"
 
