@@ -78,15 +78,20 @@ struct Turn {
   }
 };
 
-// --- warps with roles: registers of four neighbouring warps, all of which say so ---
+// --- warps with roles: registers of four neighbouring warps, all of which say so; only code for
+// 90a can ---
 
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
 }
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
 }
 
 }  // namespace ehc::cuda

@@ -220,6 +220,8 @@ void run_cuda(const Call& call) {
   layer_fwd_cuda(args, device, stream);
 }
 
+// Its kernel needs no workspace. But whether it runs depends on alignment, which the answer about
+// the workspace must not.
 std::string_view refuse_sm90(const Call& call) {
   return layer_fwd_sm90_refusal(make_args(call), call.context.device_index());
 }
@@ -227,7 +229,8 @@ std::string_view refuse_sm90(const Call& call) {
 
 constexpr Implementation kImplementations[] = {
 #if EHC_HAS_CUDA
-    {"cuda.sm90", Device::cuda, &refuse_sm90, &run_on_device<&make_args, &layer_fwd_sm90>, nullptr},
+    {"cuda.sm90", Device::cuda, &refuse_sm90, &run_on_device<&make_args, &layer_fwd_sm90>,
+     &cuda_workspace},
     {"cuda", Device::cuda, nullptr, &run_cuda, &cuda_workspace},
 #endif
 #define EHC_LIST(isa)                                                       \

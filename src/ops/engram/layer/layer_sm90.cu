@@ -331,10 +331,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-bool is_major(int device, int wanted) {
+// Is it what the kernel was compiled for? On others it is empty, also where older code runs.
+bool runs_on(int device) {
   int major = 0;
   return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         major == wanted;
+         major == 9 && cuda::can_overlap(device);
 }
 
 }  // namespace
@@ -361,7 +362,7 @@ std::string_view layer_fwd_sm90_refusal(const LayerForwardArgs& a, int device) {
       !is_vector(gate.out, sizeof(A), gate.out_token_stride, gate.out_stream_stride)) {
     return "rows are not aligned to 16 bytes";
   }
-  return is_major(device, 9) ? "" : "the device is not of compute capability 9";
+  return runs_on(device) ? "" : "the device or its code is not of compute capability 9";
 }
 
 void layer_fwd_sm90(const LayerForwardArgs& a, int device, void* stream) {
