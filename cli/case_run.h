@@ -3,11 +3,13 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cli/case_inputs.h"
+#include "cli/case_memory.h"
 
 namespace ehc::cli {
 
@@ -26,39 +28,48 @@ inline constexpr Layout kLayouts[] = {Layout::contiguous, Layout::strided, Layou
 std::string_view name_of(Layout layout);
 std::optional<Layout> layout_from_name(std::string_view name);
 
-// A tensor in storage of its own, in a layout, with guards on both sides.
+// A tensor in a layout, with guards on both sides.
 class PlacedTensor {
  public:
   // `like` gives dtype and shape, and its data the values unless that is null (poison then).
-  PlacedTensor(const Context& context, const Tensor& like, Layout layout, bool packed,
-               int lead_rank, unsigned char poison);
+  PlacedTensor(const Tensor& like, Layout layout, bool packed, int lead_rank, unsigned char poison);
+  // The bytes of memory that it takes, guards included.
+  [[nodiscard]] size_t bytes() const {
+    return static_cast<size_t>(pieces_ - 1) * piece_step_ + piece_bytes_;
+  }
+  void set_memory(const Context& context, void* memory);
   [[nodiscard]] const Tensor& view() const { return view_; }
-  // What lies there now: the elements, contiguous, and whether they and the bytes around them are
-  // as placed.
+
+  // What lies in memory: all of it or, of `far`, the elements of each token with guards, one after
+  // the other. The image of what is to be placed there:
+  [[nodiscard]] const std::vector<std::byte>& original() const { return original_; }
+  // An output that is `bare` stays as it was allocated.
+  [[nodiscard]] bool has_original() const { return has_original_; }
+  // Calls move(at in memory, at in an image, bytes) for each piece of memory that is kept.
+  template <class Move>
+  void for_each_piece(const Move& move) const {
+    for (size_t i = 0; i < static_cast<size_t>(pieces_); ++i) {
+      move(i * piece_step_, i * piece_bytes_, piece_bytes_);
+    }
+  }
+
+  // What an image has: the elements, contiguous, and whether they and the bytes around them are as
+  // placed. The image is changed.
   struct Now {
     std::vector<std::byte> elements;
     bool same_elements = false;
     bool same_surroundings = false;
   };
-  [[nodiscard]] Now now() const;
-  // All memory of a tensor that is not `far`, and what was placed there.
-  [[nodiscard]] const Buffer& memory() const { return memory_; }
-  [[nodiscard]] const std::vector<std::byte>& original() const { return original_; }
+  [[nodiscard]] Now now(std::span<std::byte> image) const;
 
  private:
-  // Calls move(at in memory, at in an image, bytes) for each piece of memory that is kept.
-  template <class Move>
-  void for_each_piece(const Move& move) const;
-
-  Context context_;
-  Buffer memory_;
-  // What lies in memory: of `far`, the elements of each token with guards, one after the other.
   std::vector<std::byte> original_;
   Tensor image_;       // where in it the elements are
   size_t offset_ = 0;  // of the first element in a piece
   int64_t pieces_ = 1;
   size_t piece_bytes_ = 0;
   size_t piece_step_ = 0;  // from one to the next in memory
+  bool has_original_ = true;
   Tensor view_;
 };
 
@@ -88,7 +99,9 @@ class PlacedCase {
              const RunOptions& options);
   // Why it cannot run; then nothing below may be called.
   [[nodiscard]] const std::string& refusal() const { return refusal_; }
-  // Runs it once, and waits.
+  // Runs it once; `result` waits.
+  void start();
+  // The same, and waits.
   void run();
   // Runs it `times` more on a device, each time with the memory as it was before the first run; how
   // many bytes of outputs and their surroundings differ from what the first left, in 16-byte
@@ -98,6 +111,11 @@ class PlacedCase {
 
  private:
   void place(size_t slot, const Tensor& like);
+  [[nodiscard]] bool lies_apart() const;
+  void allocate();
+  void upload();
+  // The images of all placed tensors.
+  [[nodiscard]] std::vector<std::byte> download() const;
   void choose_homes();
   void borrow_workspace();
 
@@ -111,9 +129,13 @@ class PlacedCase {
   std::vector<int> home_;  // which input's memory an output lives in, by slot; -1: its own
   bool aliased_ = false;
   std::vector<PlacedTensor> placed_;
+  // One for all, since a device takes longer to allocate and to copy than most cases run; for
+  // layouts that need it, one for each.
+  std::vector<CaseMemory> memory_;
+  std::vector<size_t> image_at_;  // of a placed tensor, in the images of all; ends with their bytes
   std::vector<int> at_;           // position in `placed_`, by slot
   std::vector<bool> is_written_;  // by that position
-  Buffer workspace_;
+  CaseMemory workspace_;
 };
 
 // Runs a case on a context. `tensors` by slot; contract violations throw.

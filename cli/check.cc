@@ -11,6 +11,7 @@
 #include "cli/checker.h"
 #include "cli/selection.h"
 #include "core/float_formats.h"
+#include "core/forced_grid.h"
 #include "core/tensor_bytes.h"
 #include "ehc/error.h"
 
@@ -54,6 +55,16 @@ std::string differing_bits(const CaseInputs& inputs, const RunResult& a, const R
 }
 
 namespace {
+
+Layout layout_of(const CaseLine& line) {
+  const std::string name = line.get("memory", "contiguous");
+  const std::optional<Layout> layout = layout_from_name(name);
+  if (layout) return *layout;
+  throw Error(ErrorKind::contract,
+              "memory: expected contiguous, strided, padded, misaligned, aliased, bare or far, "
+              "got '" +
+                  name + "'");
+}
 
 // The larger one; NaN is worst.
 double worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
@@ -139,8 +150,10 @@ void Checker::check_implementation(const CaseInputs& inputs, const Expected& exp
                                    CheckRow& row) {
   const PretendedCache small_call(SIZE_MAX);
   const bool on_device = options_.device != Device::cpu;
+  const Layout layout = options_.once ? layout_of(inputs.line()) : Layout::contiguous;
+  const ForcedGrid any_grid(0);
   const RunResult base = run_case(inputs, inputs.tensors(), context(),
-                                  {row.implementation, Layout::contiguous, 0xcd, on_device});
+                                  {row.implementation, layout, 0xcd, on_device && !options_.once});
   if (!base.refusal.empty()) {
     ++row.refused;
     return;
@@ -148,7 +161,12 @@ void Checker::check_implementation(const CaseInputs& inputs, const Expected& exp
   ++row.cases;
   if (!sound(inputs, base, row)) return;
   check_values(inputs, expected, base, row);
+  if (options_.once) {
+    if (any_grid.was_asked()) check_grids(inputs, base, layout, row);
+    return;
+  }
   if (on_device) {
+    if (any_grid.was_asked()) check_grids(inputs, base, layout, row);
     check_device(inputs, base, row);
   } else {
     check_threads(inputs, base, row);
@@ -237,14 +255,8 @@ void Checker::check_layouts(const CaseInputs& inputs, const RunResult& base, Che
     if (options_.device != Device::cpu) check_layout(inputs, base, Layout::bare, row);
     return;
   }
-  const std::optional<Layout> layout = layout_from_name(only);
-  if (!layout) {
-    throw Error(ErrorKind::contract,
-                "memory: expected contiguous, strided, padded, misaligned, aliased, bare or far, "
-                "got '" +
-                    only + "'");
-  }
-  if (*layout != Layout::contiguous) check_layout(inputs, base, *layout, row);
+  const Layout layout = layout_of(inputs.line());
+  if (layout != Layout::contiguous) check_layout(inputs, base, layout, row);
 }
 
 // As a small and as a large call, which no device tells apart.
@@ -288,7 +300,7 @@ CheckReport check_operator(const Operator& op, const std::vector<CaseLine>& line
     if (takes_part(line, options)) parts.push_back(&line);
   }
   const size_t most = options.most > 0 ? std::min(options.most, parts.size()) : parts.size();
-  for (size_t i = 0; i < most; ++i) {
+  for (size_t i = options.slice; i < most; i += options.slices) {
     checker.check_case(*parts[i * parts.size() / most]);
     if (progress) progress(++done);
   }

@@ -17,7 +17,12 @@ struct CheckOptions {
   int intensity = 1;
   int level = 0;     // cases of this level alone, whatever the intensity; 0: all up to that
   size_t most = 0;   // cases of an operator, spread over its list; 0: all
+  size_t slice = 0;  // of `slices`: of these cases, each `slices`-th
+  size_t slices = 1;
   int repeats = 50;  // of a case on a device
+  // Each case runs in the layout that it names alone, with every forced grid: for tools under which
+  // a kernel takes a hundred times longer.
+  bool once = false;
 };
 
 struct CheckRow {

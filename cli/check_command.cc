@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -25,7 +26,9 @@ struct Options {
   int intensity = 1;
   int level = 0;
   size_t most = 0;
+  std::string slice = "1/1";
   int repeats = 50;
+  bool once = false;
   std::string json;
 };
 
@@ -42,13 +45,28 @@ Json to_json(const Operator& op, const CheckRow& row) {
           {"failures", row.failures}};
 }
 
+// "3/12": of twelve parts the third.
+void parse_slice(const std::string& text, CheckOptions& options) {
+  size_t part = 0;
+  size_t parts = 0;
+  int end = 0;
+  if (std::sscanf(text.c_str(), "%zu/%zu%n", &part, &parts, &end) != 2 ||
+      static_cast<size_t>(end) != text.size() || part < 1 || part > parts) {
+    throw UsageError("check: --slice: expected I/N with 1 <= I <= N, got '" + text + "'");
+  }
+  options.slice = part - 1;
+  options.slices = parts;
+}
+
 void run(const Options& o) {
-  const CheckOptions options{o.device == "cuda" ? Device::cuda : Device::cpu,
-                             o.implementation,
-                             o.intensity,
-                             o.level,
-                             o.most,
-                             o.repeats};
+  CheckOptions options{.device = o.device == "cuda" ? Device::cuda : Device::cpu,
+                       .implementation = o.implementation,
+                       .intensity = o.intensity,
+                       .level = o.level,
+                       .most = o.most,
+                       .repeats = o.repeats,
+                       .once = o.once};
+  parse_slice(o.slice, options);
   if (!o.json.empty()) require_writable(o.json);
   if (options.device == Device::cuda) (void)Context::cuda(0, nullptr);  // tell first
   const std::vector<const Operator*> operators = select_operators(o.operators);
@@ -90,7 +108,7 @@ void run(const Options& o) {
     write_file(o.json, parts_of_file);
   }
   if (named == 0) throw UsageError("check: no case names one of these operators");
-  if (checked == 0 && failures.empty()) {
+  if (checked == 0 && failures.empty() && options.slices == 1) {
     throw UsageError("check: no implementation '" + o.implementation + "' on device " + o.device +
                      " ran any case");
   }
@@ -122,8 +140,12 @@ void add_check_command(CLI::App& app) {
   check->add_option("--json", options->json, "file for the results");
   check->add_option("--most", options->most,
                     "so many cases of each operator, spread over its list; 0: all");
+  check->add_option("--slice", options->slice,
+                    "3/12: every twelfth of an operator's cases from the third on");
   check->add_option("--repeats", options->repeats, "runs of a case that must be alike, on a device")
       ->check(CLI::Range(0, 100000));
+  check->add_flag("--once", options->once,
+                  "each case in its layout alone, on a device with every grid");
   check->callback([options] { run(*options); });
 }
 

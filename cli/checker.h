@@ -64,6 +64,7 @@ class Checker {
                           const std::vector<int>& axes, CheckRow& row);
 
   // check_device.cc
+  void check_grids(const CaseInputs& inputs, const RunResult& base, Layout layout, CheckRow& row);
   void check_device(const CaseInputs& inputs, const RunResult& base, CheckRow& row);
   void check_many_tokens(const CaseInputs& inputs, const Expected& expected, const RunResult& base,
                          CheckRow& row);

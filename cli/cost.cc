@@ -21,7 +21,7 @@ bool has_axis(const TensorSpec& spec, Symbol s) {
 }
 
 bool is_addressed(const TensorSpec& spec) {
-  if (spec.is_output || spec.name.ends_with("_acc") || spec.shape.rank == 0) return false;
+  if (spec.is_output || spec.is_target() || spec.shape.rank == 0) return false;
   const Expression& first = spec.shape.dims[0];
   return first.is_symbol() &&
          (first.steps[0].value == symbol("rows") || first.steps[0].value == symbol("V"));

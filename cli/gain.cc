@@ -1,11 +1,13 @@
 #include "cli/gain.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "cli/case_random.h"
-#include "cli/progress.h"
+#include "core/parallel.h"
 #include "ehc/mhc/amax_gain.h"
 #include "ehc/mhc/defect.h"
+#include "ops/mhc/amax_gain/amax_gain_math.h"
 
 namespace ehc::cli {
 
@@ -21,15 +23,51 @@ float worst_of(const Tensor& t, int64_t row, int64_t tokens) {
   return worst;
 }
 
+// The products of the first 1, 2, ... maps of each token, as mhc.amax_gain makes them.
+HostTensor running_products(Context& context, const Tensor& comb) {
+  const int64_t n = comb.shape[2];
+  HostTensor products(context, DType::f32, {comb.shape[0], comb.shape[1], n, n});
+  parallel_for(context, comb.shape[1], 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      mhc::MixMap<float> product;
+      for (int64_t l = 0; l < comb.shape[0]; ++l) {
+        const auto map = mhc::read_map<float>(
+            comb.as<float>() + l * comb.stride[0] + t * comb.stride[1], comb.stride[2], n);
+        product = l == 0 ? map : mhc::product(product, map, n);
+        float* to = products.tensor.as<float>() + (l * comb.shape[1] + t) * n * n;
+        for (int64_t i = 0; i < n; ++i) std::copy_n(product.value[i], n, to + i * n);
+      }
+    }
+  });
+  return products;
+}
+
+// F32[L,T] both.
+struct Gains {
+  HostTensor forward, backward;
+};
+
+Gains gains_of_each(Context& context, const Tensor& maps) {
+  const int64_t layers = maps.shape[0];
+  const int64_t tokens = maps.shape[1];
+  Gains gains = {HostTensor(context, DType::f32, {layers, tokens}),
+                 HostTensor(context, DType::f32, {layers, tokens})};
+  const HostTensor composite(context, DType::f32, {2, tokens});
+  mhc::amax_gain(context, {.comb = maps,
+                           .forward_gain = gains.forward.tensor,
+                           .backward_gain = gains.backward.tensor,
+                           .composite_forward_gain = composite.tensor.select(0, 0),
+                           .composite_backward_gain = composite.tensor.select(0, 1)});
+  return gains;
+}
+
 }  // namespace
 
 std::vector<GainRow> gains_of(Context& context, const Tensor& comb) {
   const int64_t layers = comb.shape[0];
   const int64_t tokens = comb.shape[1];
-  const HostTensor forward(context, DType::f32, {layers, tokens});
-  const HostTensor backward(context, DType::f32, {layers, tokens});
-  const HostTensor composite_forward(context, DType::f32, {tokens});
-  const HostTensor composite_backward(context, DType::f32, {tokens});
+  const Gains alone = gains_of_each(context, comb);
+  const Gains composite = gains_of_each(context, running_products(context, comb).tensor);
   const HostTensor row_defect(context, DType::f32, {layers, tokens});
   const HostTensor column_defect(context, DType::f32, {layers, tokens});
   const HostTensor bound(context, DType::f32, {layers, tokens});
@@ -38,18 +76,11 @@ std::vector<GainRow> gains_of(Context& context, const Tensor& comb) {
                         .column_defect = column_defect.tensor,
                         .spectral_bound = bound.tensor});
   std::vector<GainRow> rows;
-  Progress progress("gain", static_cast<size_t>(layers));
   for (int64_t l = 0; l < layers; ++l) {
-    progress.show(static_cast<size_t>(l), "depth " + std::to_string(l + 1));
-    mhc::amax_gain(context, {.comb = comb.slice(0, 0, l + 1),
-                             .forward_gain = forward.rows(l + 1),
-                             .backward_gain = backward.rows(l + 1),
-                             .composite_forward_gain = composite_forward.tensor,
-                             .composite_backward_gain = composite_backward.tensor});
-    rows.push_back({.forward = worst_of(forward.tensor, l, tokens),
-                    .backward = worst_of(backward.tensor, l, tokens),
-                    .composite_forward = worst_of(composite_forward.tensor, 0, tokens),
-                    .composite_backward = worst_of(composite_backward.tensor, 0, tokens),
+    rows.push_back({.forward = worst_of(alone.forward.tensor, l, tokens),
+                    .backward = worst_of(alone.backward.tensor, l, tokens),
+                    .composite_forward = worst_of(composite.forward.tensor, l, tokens),
+                    .composite_backward = worst_of(composite.backward.tensor, l, tokens),
                     .row_defect = worst_of(row_defect.tensor, l, tokens),
                     .column_defect = worst_of(column_defect.tensor, l, tokens),
                     .spectral_bound = worst_of(bound.tensor, l, tokens)});

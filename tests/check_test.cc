@@ -263,14 +263,38 @@ TEST(CaseInputs, IntegersStayInTheirRanges) {
 
 // --- layouts -------------------------------------------------------------------------------------
 
+// A tensor alone in memory of its own.
+struct Placed {
+  Placed(const Tensor& like, Layout layout, bool packed, int lead_rank)
+      : tensor(like, layout, packed, lead_rank, 0xcd), memory(Context::cpu(1), tensor.bytes()) {
+    tensor.set_memory(Context::cpu(1), memory.data());
+    tensor.for_each_piece([&](size_t at, size_t from, size_t bytes) {
+      std::memcpy(bytes_at(at), tensor.original().data() + from, bytes);
+    });
+  }
+  [[nodiscard]] const Tensor& view() const { return tensor.view(); }
+  [[nodiscard]] PlacedTensor::Now now() const {
+    std::vector<std::byte> image(tensor.original().size());
+    tensor.for_each_piece([&](size_t at, size_t to, size_t bytes) {
+      std::memcpy(image.data() + to, bytes_at(at), bytes);
+    });
+    return tensor.now(image);
+  }
+  [[nodiscard]] std::byte* bytes_at(size_t at) const {
+    return static_cast<std::byte*>(memory.data()) + at;
+  }
+
+  PlacedTensor tensor;
+  Buffer memory;
+};
+
 TEST(PlacedTensor, KeepsElementsInEveryLayoutAndSeesStrayWrites) {
-  const Context host = Context::cpu(1);
   std::vector<float> values(2 * 3 * 4 * 5);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
   const Tensor dense(values.data(), DType::f32, {2, 3, 4, 5});
   for (const Layout layout : kLayouts) {
     SCOPED_TRACE(name_of(layout));
-    const PlacedTensor placed(host, dense, layout, false, 2, 0xcd);
+    const Placed placed(dense, layout, false, 2);
     const PlacedTensor::Now now = placed.now();
     ASSERT_EQ(now.elements.size(), values.size() * 4);
     EXPECT_EQ(std::memcmp(now.elements.data(), values.data(), now.elements.size()), 0);
@@ -285,19 +309,18 @@ TEST(PlacedTensor, KeepsElementsInEveryLayoutAndSeesStrayWrites) {
     view.as<float>()[-1] = 99;
     EXPECT_FALSE(placed.now().same_surroundings) << "before the first element";
   }
-  const PlacedTensor strided(host, dense, Layout::strided, false, 1, 0xcd);
+  const Placed strided(dense, Layout::strided, false, 1);
   strided.view().as<float>()[5] = 1;
   EXPECT_FALSE(strided.now().same_surroundings) << "behind a row";
-  const PlacedTensor packed(host, dense, Layout::strided, true, 1, 0xcd);
+  const Placed packed(dense, Layout::strided, true, 1);
   EXPECT_TRUE(packed.view().contiguous()) << "the table wants it so";
 }
 
 TEST(PlacedTensor, FarTokensAndBareMemory) {
-  const Context host = Context::cpu(1);
   std::vector<uint8_t> values(3 * 4 * 5);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint8_t>(i);
   const Tensor dense(values.data(), DType::u8, {3, 4, 5});
-  const PlacedTensor far(host, dense, Layout::far, false, 1, 0xcd);
+  const Placed far(dense, Layout::far, false, 1);
   const Tensor& view = far.view();
   EXPECT_GT(2 * view.stride[0], int64_t{1} << 31);
   const PlacedTensor::Now now = far.now();
@@ -306,12 +329,12 @@ TEST(PlacedTensor, FarTokensAndBareMemory) {
   EXPECT_EQ(view.as<uint8_t>()[2 * view.stride[0] + 19], 59);
   view.as<uint8_t>()[view.stride[0] + 20] = 1;
   EXPECT_FALSE(far.now().same_surroundings) << "behind a token";
-  const PlacedTensor packed(host, dense, Layout::far, true, 1, 0xcd);
+  const Placed packed(dense, Layout::far, true, 1);
   EXPECT_TRUE(packed.view().contiguous()) << "the table wants it so";
 
-  const PlacedTensor bare(host, dense, Layout::bare, false, 1, 0xcd);
-  EXPECT_EQ(bare.view().data, bare.memory().data());
-  EXPECT_EQ(bare.memory().bytes(), values.size());
+  const Placed bare(dense, Layout::bare, false, 1);
+  EXPECT_EQ(bare.view().data, bare.memory.data());
+  EXPECT_EQ(bare.memory.bytes(), values.size());
 }
 
 // --- implementations that are wrong in one way ---------------------------------------------------
@@ -458,6 +481,18 @@ TEST(Check, SoManyCasesAreSpreadOverTheList) {
   EXPECT_EQ(check_operator(toy::kOperator, lines, options).rows[0].cases, 3);
   options.most = 100;
   EXPECT_EQ(check_operator(toy::kOperator, lines, options).rows[0].cases, 8);
+}
+
+TEST(Check, SlicesHaveEveryCaseOnce) {
+  const auto lines = parse_cases("toy eps=1 A=F32 T=1|2|3|4|5|6|7|8 n=2 d=5", "file");
+  CheckOptions options;
+  options.implementation = "reference";
+  options.slices = 3;
+  int64_t cases = 0;
+  for (options.slice = 0; options.slice < 3; ++options.slice) {
+    cases += check_operator(toy::kOperator, lines, options).rows[0].cases;
+  }
+  EXPECT_EQ(cases, 8);
 }
 
 TEST(ForcedGrid, TakesThePlaceOfThePreferredOneWhileItLives) {

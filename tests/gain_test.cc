@@ -7,6 +7,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ehc/mhc/amax_gain.h"
+
 namespace ehc::cli {
 namespace {
 
@@ -49,6 +51,24 @@ TEST(Gain, IsTheWorstTokensLayerByLayer) {
   EXPECT_EQ(rows[1].composite_backward, 7);
   EXPECT_EQ(rows[1].row_defect, 3);
   EXPECT_EQ(rows[1].spectral_bound, 4);
+}
+
+TEST(Gain, OfAProductIsThatOfTheOperatorAtEveryDepth) {
+  Context context = Context::cpu(2);
+  const HostTensor maps = random_logits(context, 9, 1, 4, 1, 7);
+  const std::vector<GainRow> rows = gains_of(context, maps.tensor);
+  for (int64_t l = 0; l < 9; ++l) {
+    const HostTensor alone(context, DType::f32, {2, l + 1, 1});
+    const HostTensor composite(context, DType::f32, {2, 1});
+    mhc::amax_gain(context, {.comb = maps.tensor.slice(0, 0, l + 1),
+                             .forward_gain = alone.tensor.select(0, 0),
+                             .backward_gain = alone.tensor.select(0, 1),
+                             .composite_forward_gain = composite.tensor.select(0, 0),
+                             .composite_backward_gain = composite.tensor.select(0, 1)});
+    EXPECT_EQ(rows[static_cast<size_t>(l)].composite_forward, composite.tensor.as<float>()[0]) << l;
+    EXPECT_EQ(rows[static_cast<size_t>(l)].composite_backward, composite.tensor.as<float>()[1])
+        << l;
+  }
 }
 
 TEST(Gain, ANanIsSeen) {

@@ -5,11 +5,12 @@
 #                                           this script, into DIR. The preset has no OpenBLAS (36 MB) and
 #                                           no SIMD kernels, so that DIR stays below 45 MiB.
 #   DIR/gpu_check.sh all OUT                on the GPU machine: every part, its record into the folder OUT
-#   DIR/gpu_check.sh PART OUT               one part, each under 8 minutes, ended after 8:
+#   DIR/gpu_check.sh PART OUT               one part, each ended after 8 minutes:
 #     tests      what `ehc check` cannot ask: streams, graphs, workspace, fused against its parts
-#     check      every CUDA implementation against the reference, in four processes side by side
-#     large      the cases of level 2: many tokens, beyond 2^31 elements
-#     sanitize   compute-sanitizer over a few cases of every operator; REFUSED where it does not run
+#     check      every CUDA implementation against the reference, a process per processor
+#     large      the cases of level 2: many tokens, beyond 2^31 elements, in four processes
+#     sanitize   the four tools of compute-sanitizer over small cases of every operator that run each
+#                family of its kernels, in three processes each; REFUSED where a tool does not run
 #     first      what the first call of each operator costs in a process
 #     bench      times, rates and shares of the ceilings of the same run
 # Every part leaves OUT/PART.txt and OUT/PART.part.json; `tools/gpu_record.py OUT` makes of them
@@ -32,9 +33,13 @@ pack() {
       while read -r name path; do strip -o "$to/lib/$name" "$path"; done
   done
   cp benches/cuda/*.txt "$to/cases"
-  cp benches/cuda/peers.json tools/gpu_check.sh tools/gpu_record.py "$to"
+  cp benches/cuda/peers.json tests/backends/cuda/sanitize.txt tools/gpu_check.sh tools/gpu_record.py "$to"
   cp tests/golden/*.safetensors "$to/golden"
   git describe --always --dirty --abbrev=12 >"$to/commit"
+  local op
+  while read -r op; do
+    grep -qE "^(pairwise )?$op " "$to/sanitize.txt" || { echo "gpu_check: sanitize.txt: expected a case of $op" >&2; return 1; }
+  done < <(operators_on_cuda "$build/bin/ehc")
   local size
   size=$(du -sk "$to" | cut -f1)
   echo "$to: $size KiB"
@@ -52,7 +57,7 @@ run() {
 }
 
 operators_on_cuda() {
-  "$here/ehc" op --list --json |
+  "$1" op --list --json |
     python3 -c 'import json, sys; print("\n".join(o["name"] for o in json.load(sys.stdin) if "cuda" in o["devices"]))'
 }
 # The names of the command line, or every `of`-th operator from the `first` on.
@@ -60,41 +65,61 @@ chosen() {
   if [[ ${#names[@]} -gt 0 ]]; then
     printf '%s\n' "${names[@]}"
   else
-    operators_on_cuda | awk -v first="$1" -v of="$2" 'NR % of == first % of'
+    operators_on_cuda "$here/ehc" | awk -v first="$1" -v of="$2" 'NR % of == first % of'
   fi
 }
 
-# Most of its time is the reference's and the comparison's on the host.
-check() {
-  local workers=4 i list
-  printf '$ ehc check --device cuda %s\n' "${check_options[*]} ${names[*]}" | tee -a "$out/$part.txt"
-  for ((i = 1; i <= workers; ++i)); do
-    mapfile -t list < <(chosen "$i" "$workers")
-    [[ ${#list[@]} -gt 0 ]] || continue
-    {
-      timeout --signal=INT --kill-after=10 "$kSeconds" "$here/ehc" check --device cuda --json "$out/check.$i.json" \
-        "${check_options[@]}" "${list[@]}" || echo "a check of $part FAILED with exit code $?"
-    } >"$out/check.$i.log" 2>&1 &
-    [[ ${#names[@]} -eq 0 ]] || break
+# Runs a command beside others, until `await_all`, on so many processors, which bound the threads of the reference.
+beside() {
+  local name=$1 processors=$2 chosen='' i
+  shift 2
+  for ((i = 0; i < processors; ++i, ++next_processor)); do
+    chosen+=${chosen:+,}${allowed[next_processor % ${#allowed[@]}]}
   done
+  printf '$ %s\n' "$*" >>"$out/$part.txt"
+  {
+    taskset -c "$chosen" timeout --signal=INT --kill-after=10 "$((kSeconds - (SECONDS - started)))" "$@" ||
+      echo "$name of $part FAILED with exit code $?"
+  } >"$out/$part.$name.log" 2>&1 &
+}
+# The record gets all that they said, the screen what is not well.
+await_all() {
   wait
-  cat "$out"/check.*.log | tee -a "$out/$part.txt"
-  rm -f "$out"/check.*.log
-  ! grep -q '^a check of .* FAILED' "$out/$part.txt" || failed=1
+  cat "$out/$part".*.log >>"$out/$part.txt"
+  grep -hvE '(^operator .*| ok| no cases| refused)$' "$out/$part".*.log || true
+  rm -f "$out/$part".*.log
+  ! grep -qE "^[a-z0-9.]+ of $part FAILED" "$out/$part.txt" || failed=1
+}
+
+# Most of the time is the reference's and the comparison's on the host.
+check() {
+  local workers=$1 i
+  shift
+  for ((i = 1; i <= workers; ++i)); do
+    beside "$i" $(((${#allowed[@]} + workers - 1) / workers)) "$here/ehc" check --device cuda --slice "$i/$workers" \
+      --json "$out/$part.$i.json" "$@" "${check_options[@]}" "${names[@]}"
+  done
+  await_all
 }
 
 sanitize() {
-  local tool list
-  mapfile -t list < <(chosen 0 1)
+  local tool i list slices=3
   for tool in memcheck racecheck initcheck synccheck; do
     if ! compute-sanitizer --tool "$tool" "$here/ehc" info >"$out/probe.txt" 2>&1; then
       echo "compute-sanitizer $tool: REFUSED: $(tail -1 "$out/probe.txt")" | tee -a "$out/$part.txt"
       continue
     fi
-    run compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
-      "$here/ehc" check --device cuda --most 12 --repeats 1 "${list[@]}"
+    for ((i = 1; i <= slices; ++i)); do
+      mapfile -t list < <(chosen "$i" "$slices")
+      [[ ${#list[@]} -gt 0 ]] || continue
+      beside "$tool.$i" 1 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
+        "$here/ehc" check --device cuda --cases "$here/sanitize.txt" --once \
+        --json "$out/$part.$tool.$i.json" "${list[@]}"
+      [[ ${#names[@]} -eq 0 ]] || break
+    done
   done
   rm -f "$out/probe.txt"
+  await_all
 }
 
 first() {
@@ -112,11 +137,13 @@ run_part() {
   part=$1
   failed=0
   started=$SECONDS
+  next_processor=0
+  rm -f "$out/$part".*
   : >"$out/$part.txt"
   case $part in
     tests) EHC_GOLDEN="$here/golden" run "$here/ehc_cuda_tests" --gtest_output="json:$out/$part.json" ;;
-    check) check ;;
-    large) run "$here/ehc" check --device cuda --level 2 --repeats 3 --json "$out/$part.json" "${check_options[@]}" "${names[@]}" ;;
+    check) check "${#allowed[@]}" ;;
+    large) check 4 --level 2 --repeats 3 ;;
     sanitize) sanitize ;;
     first) first ;;
     bench) bench ;;
@@ -145,6 +172,7 @@ device=$("$here/ehc" info | sed -n 's/^cuda:0 *//p')
 driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -1 || true)
 read -ra check_options <<<"${EHC_CHECK:-}"
 read -ra bench_options <<<"${EHC_BENCH:---intensity 2 --seconds 0.05}"
+mapfile -t allowed < <(python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)), sep="\n")')
 any_failed=0
 if [[ $wanted == all ]]; then
   for each in "${kParts[@]}"; do run_part "$each"; done

@@ -11,7 +11,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 FIRST = re.compile(r"^(\S+) +first ([\d.]+) ms, second ([\d.]+) ms, device started in (\d+) ms")
-SANITIZER = re.compile(r"^\$ compute-sanitizer --tool (\w+)|^(compute-sanitizer (\w+): REFUSED.*)|(?:ERROR SUMMARY: |RACECHECK SUMMARY: \d+ hazards displayed \()(\d+) error")
+SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 PART_ORDER = ["tests", "check", "large", "sanitize", "first", "bench"]
 
 
@@ -48,20 +48,40 @@ def read_tests(path: pathlib.Path) -> dict:
     return {"tests": len(tests), "skipped": len(skipped), "failed_tests": failed}
 
 
-def read_sanitizer(text: str) -> dict[str, str]:
-    tools: dict[str, str] = {}
-    tool = ""
-    for line in text.splitlines():
-        match = SANITIZER.search(line)
-        if not match:
+def read_rows(out: pathlib.Path, pattern: str) -> list[dict]:
+    """The rows of the checks whose files match; slices of an implementation are one row."""
+    merged: dict[tuple[str, str], dict] = {}
+    for file in sorted(out.glob(pattern)):
+        if file.name.endswith(".part.json"):
             continue
-        if match[1]:
-            tool = match[1]
-            tools[tool] = "did not finish"
-        elif match[2]:
-            tools[match[3]] = "REFUSED"
-        else:
-            tools[tool] = f"{match[4]} errors"
+        for row in json.loads(file.read_text())["rows"]:
+            key = (row["op"], row["implementation"])
+            whole = merged.setdefault(key, row)
+            if whole is row:
+                continue
+            for name in ("cases", "refused", "failures"):
+                whole[name] += row[name]
+            for name in ("worst_error", "worst_used", "calc_diff"):  # null is NaN, the worst
+                whole[name] = None if None in (whole[name], row[name]) else max(whole[name], row[name])
+    return [merged[key] for key in sorted(merged)]
+
+
+def read_sanitizer(out: pathlib.Path, text: str) -> dict[str, str]:
+    """What each tool found, and over how much. A process that did not finish leaves no file of rows."""
+    tools: dict[str, str] = {}
+    for tool in SANITIZERS:
+        if re.search(rf"^compute-sanitizer {tool}: REFUSED", text, re.MULTILINE):
+            tools[tool] = "REFUSED"
+            continue
+        rows = [row for row in read_rows(out, f"sanitize.{tool}.*.json") if row["cases"] > 0]
+        started = len(re.findall(rf"^\$ compute-sanitizer --tool {tool} ", text, re.MULTILINE))
+        finished = len(list(out.glob(f"sanitize.{tool}.*.json")))
+        stopped = re.findall(rf"^{tool}\.\d+ of sanitize FAILED with exit code (\d+)", text, re.MULTILINE)
+        tools[tool] = (
+            f"{len(rows)} operators, {sum(row['cases'] for row in rows)} cases, "
+            f"{finished} of {started} processes finished, "
+            + ("no errors" if not stopped else "FAILED with exit codes " + ", ".join(stopped))
+        )
     return tools
 
 
@@ -121,11 +141,9 @@ def collect(out: pathlib.Path) -> dict:
         if name == "tests":
             part |= read_tests(data)
         elif name in ("check", "large"):
-            files = sorted(out.glob(f"{name}*.json"))
-            rows = [row for file in files if not file.name.endswith(".part.json") for row in json.loads(file.read_text())["rows"]]
-            part["rows"] = sorted(rows, key=lambda row: row["op"])
+            part["rows"] = read_rows(out, f"{name}.*.json")
         elif name == "sanitize":
-            part["tools"] = read_sanitizer(text)
+            part["tools"] = read_sanitizer(out, text)
         elif name == "first":
             part["calls"] = read_first(text)
         elif name == "bench":
@@ -173,6 +191,8 @@ def body(record: dict) -> list[str]:
         if "tests" in part:
             lines += [f"{part['tests']} tests, {part['skipped']} skipped, {len(part['failed_tests'])} failed.", ""]
         if "rows" in part and part["part"] != "bench":
+            checked = [row for row in part["rows"] if row["cases"] > 0]
+            lines += [f"{sum(row['cases'] for row in checked)} cases of {len(checked)} implementations.", ""]
             lines += ["| operator | implementation | cases | refused | worst error | of allowed | different |", "|---|---|---|---|---|---|---|"]
             for row in part["rows"]:
                 if row["cases"] + row["refused"] + row["failures"] == 0:

@@ -60,8 +60,9 @@ class EHC_API Context {
   [[nodiscard]] void* workspace() const { return workspace_; }
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
 
-  // Restricts the choice of implementation, e.g. "reference", "cpu.avx2", or a family "cpu";
-  // empty lets the library choose. An implementation that refuses is then an error with its reason.
+  // Restricts the choice of implementation, e.g. "reference", "cpu.avx2", or a family "cpu" where
+  // no implementation has that very name; empty lets the library choose. An implementation that
+  // refuses is then an error with its reason.
   void set_implementation(std::string_view name) { implementation_ = name; }
   [[nodiscard]] const std::string& implementation() const { return implementation_; }
 

@@ -18,11 +18,13 @@ std::string describe_device(int) { no_cuda(); }
 int device_count() { return 0; }
 void* allocate(int, size_t) { no_cuda(); }
 void release(int, void*) noexcept {}
+void start_copy_to_device(int, void*, void*, const void*, size_t) { no_cuda(); }
 void copy_to_device(int, void*, void*, const void*, size_t) { no_cuda(); }
 void copy_to_host(int, void*, void*, const void*, size_t) { no_cuda(); }
 void synchronize(int, void*) { no_cuda(); }
 void copy_within_device(int, void*, void*, const void*, size_t) { no_cuda(); }
-void count_differences(int, void*, const void*, const void*, size_t, void*) { no_cuda(); }
+void count_differences(int, void*, const void*, const void*, size_t, void*, int64_t) { no_cuda(); }
+void copy_floats(int, void*, const Tensor&, const Tensor*) { no_cuda(); }
 
 }  // namespace ehc::cuda_support
 

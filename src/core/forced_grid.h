@@ -1,12 +1,13 @@
-// Grids of CUDA kernels whose blocks share the work by a stride of the grid: how many blocks is a
-// matter of speed alone, and no bit may depend on it.
+// Grids of CUDA kernels where a launch may cut the same work into more or fewer blocks: how many is
+// a matter of speed alone, and no bit may depend on it.
 #pragma once
 
 #include <cstdint>
 
 namespace ehc {
 
-// The blocks of such a kernel: `preferred`, unless a check forces another number. At least 1.
+// How many blocks such a launch aims at: `preferred`, unless a check forces another number. At
+// least 1. What is planned (a workspace) and what is launched must ask alike.
 int64_t free_blocks(int64_t preferred);
 
 // While it lives `free_blocks` answers `blocks`. For checks; one at a time, and no call meanwhile

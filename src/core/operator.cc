@@ -1,6 +1,9 @@
 #include "core/operator.h"
 
+#include <algorithm>
 #include <string>
+
+#include "core/targets.h"
 
 namespace ehc {
 
@@ -15,8 +18,13 @@ namespace {
 const Implementation* choose(const Operator& op, const Call& call,
                              std::vector<Plan::Refusal>* refused) {
   const std::string& wanted = call.context.implementation();
+  const bool is_whole_name = std::any_of(
+      op.implementations.begin(), op.implementations.end(), [&](const Implementation& impl) {
+        return impl.device == call.context.device() && impl.name == wanted;
+      });
   for (const Implementation& impl : op.implementations) {
     if (impl.device != call.context.device()) continue;
+    if (is_whole_name && impl.name != wanted) continue;
     if (!names_implementation(wanted, impl.name)) continue;
     const std::string_view reason = impl.refuse != nullptr ? impl.refuse(call) : std::string_view();
     if (reason.empty()) return &impl;
@@ -88,7 +96,7 @@ void invoke(const Operator& op, Context& context, const Arguments& args) {
     }
     door.check_workspace(context.workspace(), needed);
   }
-  impl->run(call);
+  if (!write_targets_of_nothing(op.schema, call)) impl->run(call);
 }
 
 Plan plan(const Operator& op, const Context& context, const Arguments& args) {

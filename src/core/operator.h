@@ -33,7 +33,8 @@ struct Implementation {
   size_t (*workspace)(const Call& call) = nullptr;
 };
 
-// Whether `wanted` names the implementation or its family ("cpu" all "cpu.*"), or is empty.
+// Whether `wanted` names the implementation or its family ("cpu" all "cpu.*"), or is empty. Where
+// an implementation has the very name of a family ("cuda"), a call gets it and not the family.
 bool names_implementation(std::string_view wanted, std::string_view name);
 
 struct Operator {

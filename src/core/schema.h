@@ -122,6 +122,8 @@ struct TensorSpec {
     copy.length = parse::expression(expression_text);
     return copy;
   }
+  // What output X is added to is the input X_acc.
+  [[nodiscard]] constexpr bool is_target() const { return !is_output && name.ends_with("_acc"); }
   // "pre." of "pre.L".
   [[nodiscard]] constexpr std::string_view stem() const { return name.substr(0, name.size() - 1); }
   // Of a tensor: its name; of a list: the name of a tensor in it.

@@ -8,7 +8,7 @@
 // bits. Subnormal factors, products and sums become zeros.
 #pragma once
 
-#include "backends/cpu/simd.h"
+#include "backends/cpu/simd_tile.h"
 
 namespace ehc::simd::EHC_ISA {
 namespace {
@@ -55,9 +55,6 @@ template <int kSum, int kX, int kY>
 EHC_SIMD void multiply_tiles() {
   __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kX), "i"(kY));
 }
-
-EHC_SIMD Vec load_vec(const float* p) { return _mm512_loadu_ps(p); }
-EHC_SIMD void store_vec(float* p, Vec x) { _mm512_storeu_ps(p, x); }
 
 // --- bf16 numbers in pairs: a lane holds an even column below an odd one ---
 

@@ -1,12 +1,11 @@
-// Products of a warp on tensor cores (sm_80+) that are as good as fp32: numbers in bf16 parts, the
-// instruction, and copies into shared memory that nobody waits for.
+// Products of a warp on tensor cores (sm_80+) that are as good as fp32: numbers in bf16 parts, and
+// the instruction.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "backends/cuda/async_copy.cuh"
 #include "backends/cuda/pack.cuh"
 
 namespace ehc::cuda {
@@ -75,30 +74,6 @@ __device__ __forceinline__ void load_matrices(const uint16_t* row, uint32_t (&ma
                  : "r"(from)
                  : "memory");
   }
-}
-
-// --- memory: copies into shared memory, 16 bytes or a float ---
-
-__device__ __forceinline__ void copy_async(Pack* shared, const Pack* global) {
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-}
-// Zeros where there is nothing to copy; `global` must be an address all the same.
-__device__ __forceinline__ void copy_async_or_zero(void* shared, const void* global, bool exists) {
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
-               "r"(exists ? 16 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void copy_async(float* shared, const float* global) {
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
-}
-// The same of one group per buffer: until all but those of the last `buffers - 2` are there.
-__device__ __forceinline__ void wait_for_buffer(int buffers) {
-  if (buffers >= 4) return await_copies<2>();
-  if (buffers == 3) return await_copies<1>();
-  await_copies<0>();
 }
 
 }  // namespace ehc::cuda

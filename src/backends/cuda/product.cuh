@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda/async_copy.cuh"
 #include "backends/cuda/large_shared.cuh"
 #include "backends/cuda/mma.cuh"
 #include "core/float_formats.h"
@@ -145,8 +146,8 @@ struct OperandTile {
         const int64_t depth = k + depth_[p];
         const bool exists = exists_[p] && depth < (kAcross ? x_.outer : x_.inner);
         const int64_t offset = kAcross ? x_.offset_of_outer(depth) : x_.offset_of_inner(depth);
-        copy_async_or_zero(&to.element[0][at / kRowPacks][at % kRowPacks * kWidth<A>],
-                           exists ? from_[p] + offset : x_.data, exists);
+        start_copy(&to.element[0][at / kRowPacks][at % kRowPacks * kWidth<A>],
+                   exists ? from_[p] + offset : x_.data, exists);
       }
     }
 

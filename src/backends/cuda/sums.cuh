@@ -69,4 +69,29 @@ __device__ __forceinline__ void block_sums(float (&sum)[kCount], SumRoom<kCount,
   }
 }
 
+// The sum of value[lane / 8] over the lanes of a warp, in the same order.
+__device__ __forceinline__ float four_sums(const float (&value)[4]) {
+  const bool upper = (threadIdx.x & 16) != 0;
+  float sum[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float sent = upper ? value[i] : value[i + 2];
+    const float kept = upper ? value[i + 2] : value[i];
+    sum[i] = kept + __shfl_xor_sync(kAllLanes, sent, 16);
+  }
+  const bool odd = (threadIdx.x & 8) != 0;
+  float total = odd ? sum[1] : sum[0];
+  total += __shfl_xor_sync(kAllLanes, odd ? sum[0] : sum[1], 8);
+#pragma unroll
+  for (int distance = 4; distance > 0; distance /= 2) {
+    total += __shfl_xor_sync(kAllLanes, total, distance);
+  }
+  return total;
+}
+
+// Waits for the threads of a team: whole warps of a block, `team` below 15.
+__device__ __forceinline__ void sync_team(int team, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(threads) : "memory");
+}
+
 }  // namespace ehc::cuda

@@ -52,21 +52,15 @@ struct GatedValues {
     return norms[t * args.streams + h];
   }
   template <class A, bool kVector>
-  __device__ __forceinline__ void put(int64_t t, int64_t h, int column, const Pack& pack,
-                                      int64_t count) const {
-    A* out = static_cast<A*>(args.out) + t * args.out_token_stride + h * args.out_stream_stride;
-    cuda::store_pack<kVector>(out + column, pack, count);
-  }
-  template <class A, bool kVector>
   __device__ __forceinline__ void finish(int64_t t, int64_t h, int at, const Pack& value,
                                          const Pack&, const float (&c)[kWidth<A>],
                                          int64_t count) const {
     const Pack y = cuda::make_pack<A>([&](int k) { return column<A>(value, k) + fast_silu(c[k]); });
-    put<A, kVector>(t, h, at, y, count);
+    put<A, kVector>(args, t, h, at, y, count);
   }
   template <class A, bool kVector>
   __device__ __forceinline__ void image(int64_t t, int64_t h, int at, int64_t count) const {
-    put<A, kVector>(t, h, at, Pack{}, count);
+    put<A, kVector>(args, t, h, at, Pack{}, count);
   }
 };
 

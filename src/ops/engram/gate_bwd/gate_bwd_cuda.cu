@@ -7,14 +7,18 @@
 //
 // Bytes: (10n+4)d a token in 16-bit types, 16n of statistics, 4*P*n*d of partial sums; the second
 // read of gp and n-1 of n reads of v come from the caches.
-// Algorithm: a block per chunk of tokens and stream walks over the tokens. A thread reads its packs
-// of a token at once and holds them until the sum for grad_alpha is known, and the sums of grad_wf
-// over the chunk all the time. What the statistics alone decide is made for a window of tokens, a
-// thread each. Of grad_v a block makes the columns of its share, from the rows of all streams. Rows
-// wider than the registers of a block are cut into segments, whose blocks all take the sum over
-// the whole row. Class R: the order of sums over d depends on d and the type alone, grad_wf is
-// summed in token order over chunks that T alone decides. Tokens are independent.
+// Algorithm: many tokens of four streams are walked over by blocks that read every row once
+// (gate_bwd_walk.cuh), few tokens have clusters (gate_bwd_few.cuh), both where rows are aligned and
+// the value path has no gradient of its own. Here is what takes every call: a block per chunk of
+// tokens and stream walks over the tokens. A thread reads its packs of a token at once and holds
+// them until the sum for grad_alpha is known, and the sums of grad_wf over the chunk all the time.
+// What the statistics alone decide is made for a window of tokens, a thread each. Of grad_v a block
+// makes the columns of its share, from the rows of all streams. Rows wider than the registers of a
+// block are cut into segments, whose blocks all take the sum over the whole row. Class R: the order
+// of sums over d depends on d and the type alone, grad_wf is summed in token order over chunks that
+// T alone decides. Tokens are independent.
 #include "core/token_chunks.h"
+#include "ops/engram/shared/gate_bwd_few.cuh"
 #include "ops/engram/shared/gate_bwd_walk.cuh"
 
 namespace ehc::engram {
@@ -150,6 +154,7 @@ template <class A, bool kVector, class Path, bool kSeparate>
 __global__ void __launch_bounds__(kMostThreads)
     gate_bwd(const __grid_constant__ GateBackwardArgs a, const GradWeightPartials partials,
              int64_t chunk_tokens, float scale, unsigned segments) {
+  cuda::wait_for_previous();
   constexpr int kColumns = kWidth<A>;
   // Addresses are shared too: a thread has no registers for what makes them.
   __shared__ TokenWindow<> window;
@@ -269,18 +274,21 @@ void gate_bwd_cuda(const GateBackwardArgs& a, const GradWeightPartials& partials
     const int64_t chunks = chunks_of_tokens(gate.tokens);
     const bool by_token = partials.by_token != nullptr;
     if constexpr (sizeof(A) == 2 && vectors()) {
-      const bool takes = same && !a.value_path_is_f32 && segments == 1;
-      if (takes && walk_gate_bwd<A>(a, partials, chunk_tokens, chunks, device, stream)) return;
+      if (same && !a.value_path_is_f32 && segments == 1) {
+        const auto special = by_token ? &gate_bwd_of_few<A> : &walk_gate_bwd<A>;
+        if (special(a, partials, chunk_tokens, chunks, device, stream)) return;
+      }
     }
     const auto kernel = a.value_path_is_f32 ? &gate_bwd<A, vectors(), float, true>
                         : same              ? &gate_bwd<A, vectors(), A, false>
                                             : &gate_bwd<A, vectors(), A, true>;
     const int64_t row = gate.streams * gate.hidden;
-    cuda::launch("engram.gate_bwd", device, stream, kernel,
-                 dim3(cuda::blocks((by_token ? gate.tokens : chunks) * gate.streams * segments)),
-                 dim3(static_cast<unsigned>(threads)), 0, a,
-                 by_token ? GradWeightPartials{partials.by_token, row, gate.hidden} : partials,
-                 by_token ? 1 : chunk_tokens, gate_scale<float>(gate.hidden), segments);
+    cuda::launch_overlapping(
+        "engram.gate_bwd", device, stream, kernel,
+        dim3(cuda::blocks((by_token ? gate.tokens : chunks) * gate.streams * segments)),
+        dim3(static_cast<unsigned>(threads)), 0, a,
+        by_token ? GradWeightPartials{partials.by_token, row, gate.hidden} : partials,
+        by_token ? 1 : chunk_tokens, gate_scale<float>(gate.hidden), segments);
     if (by_token) {
       cuda::launch_each(
           "engram.gate_bwd", device, stream, chunks * row,

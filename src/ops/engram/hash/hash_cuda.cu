@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "backends/cuda/launch.cuh"
+#include "core/forced_grid.h"
 #include "ops/engram/hash/hash_math.h"
 
 namespace ehc::engram {
@@ -65,7 +66,8 @@ void hash_cuda(const HashArgs& a, int device, void* stream) {
   if (a.tokens == 0 || a.layers == 0 || columns == 0) return;
   const int64_t wide = std::min(columns, kThreads);
   const int64_t tall = std::max<int64_t>(1, kThreads / wide);
-  const int64_t passes = std::clamp<int64_t>(a.tokens / (tall * kEnoughBlocks), 1, kMostPasses);
+  const int64_t enough = tall * free_blocks(kEnoughBlocks);
+  const int64_t passes = std::clamp<int64_t>(a.tokens / enough, 1, kMostPasses);
   const dim3 grid(cuda::blocks((a.tokens + tall * passes - 1) / (tall * passes)),
                   static_cast<unsigned>(std::min<int64_t>(a.layers, 65535)),
                   static_cast<unsigned>(std::min<int64_t>((columns + wide - 1) / wide, 65535)));

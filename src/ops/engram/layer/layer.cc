@@ -1,8 +1,10 @@
 #include "ehc/engram/layer.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "backends/cpu/isa.h"
+#include "core/device_call.h"
 #include "core/parallel.h"
 #include "core/registry.h"
 #include "core/workspace.h"
@@ -27,6 +29,8 @@ void layer_reference_state(const LayerForwardArgs& args, const Real* beta, int64
                            int64_t end);
 void gate_fwd_cuda(const GateForwardArgs& args, int device, void* stream);
 void layer_fwd_cuda(const LayerForwardArgs& args, int device, void* stream);
+std::string_view layer_fwd_sm90_refusal(const LayerForwardArgs& args, int device);
+void layer_fwd_sm90(const LayerForwardArgs& args, int device, void* stream);
 
 namespace {
 
@@ -65,6 +69,8 @@ void check_sequence_arguments(const Schema& schema, const Bound& bound, const vo
 
 const P& params_of(const Call& call) { return *static_cast<const P*>(call.params); }
 
+StreamWeight stream_weight(const Tensor& t) { return {t.dtype, t.data, t.stride[0]}; }
+
 // Without the arrays of the workspace.
 LayerForwardArgs make_args(const Call& call) {
   const P& p = params_of(call);
@@ -72,6 +78,8 @@ LayerForwardArgs make_args(const Call& call) {
   a.gate = gate_call_args(p, call.bound);
   a.gate.weight_stream_stride = a.gate.hidden;
   if (p.conv_weight) a.conv = short_conv(p, call.bound);
+  a.hidden_weight = stream_weight(p.weight_hidden);
+  a.embed_weight = stream_weight(p.weight_embed);
   a.round_twice = p.rounding == P::Rounding::twice;
   return a;
 }
@@ -211,10 +219,18 @@ void run_cuda(const Call& call) {
   if (args.conv.conv_weight == nullptr) return gate_fwd_cuda(args.gate, device, stream);
   layer_fwd_cuda(args, device, stream);
 }
+
+// Its kernel needs no workspace. But whether it runs depends on alignment, which the answer about
+// the workspace must not.
+std::string_view refuse_sm90(const Call& call) {
+  return layer_fwd_sm90_refusal(make_args(call), call.context.device_index());
+}
 #endif
 
 constexpr Implementation kImplementations[] = {
 #if EHC_HAS_CUDA
+    {"cuda.sm90", Device::cuda, &refuse_sm90, &run_on_device<&make_args, &layer_fwd_sm90>,
+     &cuda_workspace},
     {"cuda", Device::cuda, nullptr, &run_cuda, &cuda_workspace},
 #endif
 #define EHC_LIST(isa)                                                       \

@@ -9,10 +9,18 @@
 
 namespace ehc::engram {
 
+// A weight W[n,d] as the caller gave it.
+struct StreamWeight {
+  DType type = DType::none;  // bf16 or f32
+  const void* data = nullptr;
+  int64_t stream_stride = 0;
+};
+
 // Without a convolution the layer is gate_fwd_rows on `gate`.
 struct LayerForwardArgs {
-  GateForwardArgs gate;  // mode add, out not in place; weight_fused = weight_hidden * weight_embed
+  GateForwardArgs gate;  // mode add, out not in place; weight_fused = hidden_weight * embed_weight
   ShortConv conv;
+  StreamWeight hidden_weight, embed_weight;
   bool round_twice = false;  // round(round(x + alpha*v) + silu(c)), else one rounding of the sum
 };
 

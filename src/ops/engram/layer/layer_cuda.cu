@@ -10,6 +10,7 @@
 // pass; the gates have the bits of engram.gate_fwd.
 #include "ops/engram/layer/layer_args.h"
 #include "ops/engram/shared/conv_rows.cuh"
+#include "ops/engram/shared/layer_rows.cuh"
 
 namespace ehc::engram {
 
@@ -37,28 +38,18 @@ struct LayerRows {
     return static_cast<const A*>(residual) + t * residual_token_stride + h * residual_stream_stride;
   }
   template <class A, bool kVector>
-  __device__ __forceinline__ void put(int64_t t, int64_t h, int at, const Pack& pack,
-                                      int64_t count) const {
-    A* out = static_cast<A*>(args.out) + t * args.out_token_stride + h * args.out_stream_stride;
-    cuda::store_pack<kVector>(out + at, pack, count);
-  }
-  template <class A, bool kVector>
   __device__ __forceinline__ void finish(int64_t t, int64_t h, int at, const Pack& value,
                                          const Pack& x, const float (&c)[kWidth<A>],
                                          int64_t count) const {
     const float gate = alpha_of(t, h);
-    const auto sum = [&](int k) { return fmaf(gate, column<A>(value, k), column<A>(x, k)); };
-    if (round_twice) {
-      const Pack once = cuda::make_pack<A>(sum);
-      const auto twice = [&](int k) { return column<A>(once, k) + fast_silu(c[k]); };
-      return put<A, kVector>(t, h, at, cuda::make_pack<A>(twice), count);
-    }
-    const auto whole = [&](int k) { return sum(k) + fast_silu(c[k]); };
-    put<A, kVector>(t, h, at, cuda::make_pack<A>(whole), count);
+    put<A, kVector>(args, t, h, at,
+                    round_twice ? layer_pack<A, true>(gate, value, x, c)
+                                : layer_pack<A, false>(gate, value, x, c),
+                    count);
   }
   template <class A, bool kVector>
   __device__ __forceinline__ void image(int64_t t, int64_t h, int at, int64_t count) const {
-    put<A, kVector>(t, h, at, cuda::load_pack<kVector>(other<A>(t, h) + at, count), count);
+    put<A, kVector>(args, t, h, at, cuda::load_pack<kVector>(other<A>(t, h) + at, count), count);
   }
 };
 

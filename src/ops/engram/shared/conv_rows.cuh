@@ -104,6 +104,14 @@ __device__ __forceinline__ const A* value_row(const Source& s, int64_t t, int64_
          h * s.args.value_stream_stride;
 }
 
+// A pack of Y.
+template <class A, bool kVector>
+__device__ __forceinline__ void put(const ConvForwardArgs& a, int64_t t, int64_t h, int column,
+                                    const Pack& pack, int64_t count) {
+  A* out = static_cast<A*>(a.out) + t * a.out_token_stride + h * a.out_stream_stride;
+  cuda::store_pack<kVector>(out + column, pack, count);
+}
+
 template <class Source>
 __device__ __forceinline__ bool is_image(const Source& s, int64_t t) {
   return s.args.image_token_mask != nullptr && s.args.image_token_mask[t] != 0;

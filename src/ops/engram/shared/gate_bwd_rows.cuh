@@ -33,24 +33,27 @@ struct TokenScalars {
 struct Slopes {
   float slope, pull_residual, pull_key;
 
+  Slopes() = default;
   __device__ __forceinline__ Slopes(const TokenScalars& s, float grad_alpha)
       : slope(s.is_flat ? 0.0f : grad_alpha * s.slope_of_alpha),
         pull_residual(s.pull_residual),
         pull_key(s.pull_key) {}
 };
 
+__device__ __forceinline__ TokenScalars scalars_of(const GateForwardArgs& a, float scale, float dot,
+                                                   float alpha, float rstd_residual,
+                                                   float rstd_key) {
+  const float size = magnitude(gate_logit(dot, rstd_residual, rstd_key, scale));
+  return {gate_slope(1.0f, dot, alpha, rstd_residual, rstd_key, scale, a.clamp),
+          gate_pull(dot, rstd_residual, a.hidden), gate_pull(dot, rstd_key, a.hidden),
+          gate_is_flat(size, dot, a.clamp), false};
+}
 __device__ __forceinline__ TokenScalars scalars_of(const GateForwardArgs& a, float scale, int64_t t,
                                                    int64_t h) {
   const auto at = [&](const StreamStatistic& from) {
     return __ldg(from.data + t * from.token_stride + h);
   };
-  const float dot = at(a.dot);
-  const float rstd_residual = at(a.rstd_residual);
-  const float rstd_key = at(a.rstd_key);
-  const float size = magnitude(gate_logit(dot, rstd_residual, rstd_key, scale));
-  return {gate_slope(1.0f, dot, at(a.alpha), rstd_residual, rstd_key, scale, a.clamp),
-          gate_pull(dot, rstd_residual, a.hidden), gate_pull(dot, rstd_key, a.hidden),
-          gate_is_flat(size, dot, a.clamp), false};
+  return scalars_of(a, scale, at(a.dot), at(a.alpha), at(a.rstd_residual), at(a.rstd_key));
 }
 
 // What the threads of a block share about the tokens that come next, for kStreams streams from one

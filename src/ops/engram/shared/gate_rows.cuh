@@ -36,6 +36,20 @@ struct GateScalars {
   float dot, alpha, rstd_residual, rstd_key;
 };
 
+template <class A>
+__device__ __forceinline__ void add_squares(const Pack& row, float& sum) {
+#pragma unroll
+  for (int i = 0; i < kWidth<A>; ++i) sum = fmaf(column<A>(row, i), column<A>(row, i), sum);
+}
+template <class A>
+__device__ __forceinline__ void add_products(const Pack& x, const Pack& k, const float* weight,
+                                             float& sum) {
+#pragma unroll
+  for (int i = 0; i < kWidth<A>; ++i) {
+    sum = fmaf(column<A>(x, i) * weight[i], column<A>(k, i), sum);
+  }
+}
+
 // Sums over a row: x^2, k^2, (x * wf) * k and v^2.
 struct GateSums {
   static constexpr int kCount = 4;
@@ -43,36 +57,28 @@ struct GateSums {
 
   template <class A>
   __device__ __forceinline__ void add(const Pack& x, const Pack& k, const float* weight) {
-#pragma unroll
-    for (int i = 0; i < kWidth<A>; ++i) {
-      const float of_x = column<A>(x, i);
-      const float of_k = column<A>(k, i);
-      sum[0] = fmaf(of_x, of_x, sum[0]);
-      sum[1] = fmaf(of_k, of_k, sum[1]);
-      sum[2] = fmaf(of_x * weight[i], of_k, sum[2]);
-    }
+    add_squares<A>(x, sum[0]);
+    add_squares<A>(k, sum[1]);
+    add_products<A>(x, k, weight, sum[2]);
   }
   template <class A>
   __device__ __forceinline__ void add_value(const Pack& v) {
-#pragma unroll
-    for (int i = 0; i < kWidth<A>; ++i) {
-      const float of_v = column<A>(v, i);
-      sum[3] = fmaf(of_v, of_v, sum[3]);
-    }
+    add_squares<A>(v, sum[3]);
   }
 };
 
 // `scale`: gate_scale, which takes doubles and therefore is made on the host.
+__device__ __forceinline__ GateScalars gate_scalars_of_norms(float rstd_residual, float rstd_key,
+                                                             float dot, const GateForwardArgs& a,
+                                                             float scale) {
+  const float logit = gate_logit(dot, rstd_residual, rstd_key, scale);
+  return {dot, logistic(gate_signed_root(logit, a.clamp)), rstd_residual, rstd_key};
+}
 __device__ __forceinline__ GateScalars gate_scalars(float residual_squares, float key_squares,
                                                     float dot, const GateForwardArgs& a,
                                                     float scale) {
-  GateScalars s;
-  s.dot = dot;
-  s.rstd_residual = reciprocal_rms(residual_squares, a.hidden, a.eps);
-  s.rstd_key = reciprocal_rms(key_squares, a.hidden, a.eps);
-  const float logit = gate_logit(dot, s.rstd_residual, s.rstd_key, scale);
-  s.alpha = logistic(gate_signed_root(logit, a.clamp));
-  return s;
+  return gate_scalars_of_norms(reciprocal_rms(residual_squares, a.hidden, a.eps),
+                               reciprocal_rms(key_squares, a.hidden, a.eps), dot, a, scale);
 }
 
 __device__ __forceinline__ void save(const StreamStatistic& to, int64_t t, int64_t h, float x) {

@@ -7,6 +7,7 @@
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/pack.cuh"
 #include "backends/cuda/sums.cuh"
+#include "core/forced_grid.h"
 
 namespace ehc::engram {
 
@@ -40,8 +41,8 @@ void allow_shared(const char* name, int device, void (*kernel)(Params...), size_
                                          static_cast<int>(bytes)));
 }
 
-// Blocks of a kernel that the device runs at once; allows the kernel that much shared memory. No
-// result depends on it.
+// Blocks of a kernel that the device runs at once, for blocks that walk over the work; allows the
+// kernel that much shared memory.
 template <class... Params>
 int64_t resident_blocks(const char* name, int device, void (*kernel)(Params...), int threads,
                         size_t shared_bytes) {
@@ -52,7 +53,7 @@ int64_t resident_blocks(const char* name, int device, void (*kernel)(Params...),
   cuda::check(name, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_processor, kernel, threads,
                                                                   shared_bytes));
   cuda::check(name, cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  return std::max<int64_t>(1, int64_t{of_processor} * processors);
+  return free_blocks(int64_t{of_processor} * processors);
 }
 
 // Do rows at these strides, in elements, start on borders of 16 bytes?
@@ -94,6 +95,9 @@ __device__ __forceinline__ void keep_packed(Pack& pack) {
   asm volatile("" : "+r"(pack.word[0]), "+r"(pack.word[1]), "+r"(pack.word[2]), "+r"(pack.word[3]));
 }
 
+// Keeps a branch a branch, where the compiler would rather take both sides.
+__device__ __forceinline__ void rarely() { asm volatile(""); }
+
 // kCount weights from `from` on, of which `count` exist; the others are 0. Nothing writes them
 // meanwhile. kVector: they are all there, on a border of 16 bytes. Volatile, or a loop over tokens
 // would keep them in registers, which it needs for more.
@@ -113,10 +117,37 @@ __device__ __forceinline__ void load_weights(const float* from, int64_t count,
   }
 }
 
+// The same from shared memory, where four of them lie at each at(q).
+template <int kCount, class At>
+__device__ __forceinline__ void take_weights(float (&to)[kCount], const At& at) {
+#pragma unroll
+  for (int q = 0; q < kCount / 4; ++q) {
+    const float4 w = *at(q);
+    to[4 * q] = w.x, to[4 * q + 1] = w.y, to[4 * q + 2] = w.z, to[4 * q + 3] = w.w;
+  }
+}
+
 // The sum over the lanes of a warp, in every lane.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int distance = cuda::kWarp / 2; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(cuda::kAllLanes, x, distance);
+  }
+  return x;
+}
+
+// Of two sums over the lanes of a warp the one that belongs to this lane: b where it is `upper`.
+__device__ __forceinline__ float warp_half(bool upper, float a, float b, int distance) {
+  return (upper ? b : a) + __shfl_xor_sync(cuda::kAllLanes, upper ? a : b, distance);
+}
+// warp_sum of four, by a third of the shuffles: lane l has number l / 8.
+__device__ __forceinline__ float four_warp_sums(const float (&sum)[4]) {
+  const bool upper = (threadIdx.x & 16) != 0;
+  const float a = warp_half(upper, sum[0], sum[2], 16);
+  const float b = warp_half(upper, sum[1], sum[3], 16);
+  float x = warp_half((threadIdx.x & 8) != 0, a, b, 8);
+#pragma unroll
+  for (int distance = 4; distance > 0; distance /= 2) {
     x += __shfl_xor_sync(cuda::kAllLanes, x, distance);
   }
   return x;

@@ -12,6 +12,7 @@
 
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/sums.cuh"
+#include "core/forced_grid.h"
 #include "core/workspace.h"
 #include "ops/engram/shared/row_entry.h"
 #include "ops/engram/shared/row_indices.h"
@@ -25,7 +26,7 @@ inline constexpr int kSortWarps = kSortThreads / cuda::kWarp;
 template <class Word>
 inline constexpr int kManyRounds = 64 / sizeof(Word);
 inline constexpr int kFewRounds = 4;
-inline constexpr int64_t kFewEntries = int64_t{1} << 20;
+inline constexpr int64_t kFewTiles = 1024;  // of few rounds
 inline constexpr int kDigitBits = 8;
 inline constexpr int kDigits = 1 << kDigitBits;
 
@@ -184,7 +185,9 @@ template <class Word>
 class RowSort {
  public:
   RowSort(Workspace& workspace, int64_t count, int64_t rows)
-      : count_(count), is_few_(count < kFewEntries), tiles_((count + tile() - 1) / tile()) {
+      : count_(count),
+        is_few_(count < free_blocks(kFewTiles) * (kSortThreads * kFewRounds)),
+        tiles_((count + tile() - 1) / tile()) {
     const int bits = std::bit_width(static_cast<uint64_t>(rows));  // of 0 ... rows
     passes_ = std::max(1, (bits + kDigitBits - 1) / kDigitBits);
     for (RowEntry<Word>*& half : halves_) half = workspace.take<RowEntry<Word>>(count);

@@ -16,6 +16,15 @@ EHC_HD MapGains<Real> gains_of(const MixMap<Real>& map, int64_t n) {
   return map_gains<Real>(n, [&](int64_t i, int64_t o) { return map.value[i][o]; });
 }
 
+template <class Real>
+EHC_HD MixMap<Real> read_map(const float* from, int64_t row_stride, int64_t n) {
+  MixMap<Real> map;
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t o = 0; o < n; ++o) map.value[i][o] = from[i * row_stride + o];
+  }
+  return map;
+}
+
 // a * b, each sum from its first product, ascending.
 template <class Real>
 EHC_HD MixMap<Real> product(const MixMap<Real>& a, const MixMap<Real>& b, int64_t n) {
@@ -37,11 +46,9 @@ EHC_HD void amax_gain_token(const AmaxGainArgs& args, int64_t token, int64_t n) 
     for (int64_t o = 0; o < n; ++o) composite.value[i][o] = i == o ? 1 : 0;
   }
   for (int64_t l = 0; l < args.layers; ++l) {
-    const float* comb = args.comb + l * args.comb_layer_stride + token * args.comb_token_stride;
-    MixMap<Real> map;
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t o = 0; o < n; ++o) map.value[i][o] = comb[i * args.comb_row_stride + o];
-    }
+    const auto map =
+        read_map<Real>(args.comb + l * args.comb_layer_stride + token * args.comb_token_stride,
+                       args.comb_row_stride, n);
     const MapGains<Real> gains = gains_of(map, n);
     args.forward.data[l * args.forward.layer_stride + token * args.forward.token_stride] =
         static_cast<float>(gains.forward);

@@ -15,9 +15,11 @@
 // for grad_fn.
 #include <algorithm>
 
+#include "backends/cuda/async_copy.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/mma.cuh"
 #include "core/float_formats.h"
+#include "core/forced_grid.h"
 #include "ops/mhc/norm_fn_bwd/norm_fn_bwd_args.h"
 #include "ops/mhc/shared/lane_pairs.cuh"
 
@@ -151,13 +153,13 @@ __global__ void __launch_bounds__(kStreamThreads, 4)
     for (int i = threadIdx.x; i < tokens * mixes; i += kStreamThreads) {
       const int t = i / mixes;
       const int j = i - t * mixes;
-      cuda::copy_async(&factors[(t / kTokens * mixes + j) * kTokens + t % kTokens],
-                       a.grad_mul.data + (stage + t) * a.grad_mul.token_stride +
-                           group * a.grad_mul.group_stride + j);
+      cuda::start_copy_word(&factors[(t / kTokens * mixes + j) * kTokens + t % kTokens],
+                            a.grad_mul.data + (stage + t) * a.grad_mul.token_stride +
+                                group * a.grad_mul.group_stride + j);
     }
     for (int t = threadIdx.x; t < tokens; t += kStreamThreads) {
-      cuda::copy_async(&squares[t], a.grad_sqr.data + (stage + t) * a.grad_sqr.token_stride +
-                                        group * a.grad_sqr.group_stride);
+      cuda::start_copy_word(&squares[t], a.grad_sqr.data + (stage + t) * a.grad_sqr.token_stride +
+                                             group * a.grad_sqr.group_stride);
     }
     cuda::commit_copies();
     cuda::await_copies<0>();
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(kFnThreads, 2)
     if (has_packs) {
       constexpr int kPacks = kMixes / 4;  // of a token
       for (int i = lane; i < tokens * kPacks; i += kWarp) {
-        cuda::copy_async(
+        cuda::start_copy(
             reinterpret_cast<Pack*>(of_warp) + i,
             reinterpret_cast<const Pack*>(m + i / kPacks * a.grad_mul.token_stride) + i % kPacks);
       }
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(kFnThreads, 2)
       for (int i = lane; i < tokens * kMixes; i += kWarp) {
         const int64_t j = i % kMixes;
         if (first_mix + j < a.mixes) {
-          cuda::copy_async(&of_warp[i], m + i / kMixes * a.grad_mul.token_stride + j);
+          cuda::start_copy_word(&of_warp[i], m + i / kMixes * a.grad_mul.token_stride + j);
         } else {
           of_warp[i] = 0;
         }
@@ -337,10 +339,10 @@ void launch_grad_streams(const NormFnBackwardArgs& a, int device, void* stream) 
   const int64_t width = a.sizes.streams * a.sizes.hidden / a.groups;
   const int64_t strips = (width + kStreamColumns - 1) / kStreamColumns;
   // Long blocks load fn less often, if there are enough of them.
-  constexpr int64_t kEnough = 2048;
+  const int64_t enough = free_blocks(2048);
   int64_t tokens = kStage;
   const auto blocks = [&] { return strips * a.groups * ((a.sizes.tokens + tokens - 1) / tokens); };
-  while (tokens < 4 * kStage && blocks() > kEnough) tokens *= 2;
+  while (tokens < 4 * kStage && blocks() > enough) tokens *= 2;
   const size_t shared_bytes = sizeof(float) * kStage * static_cast<size_t>(a.mixes + 1);
   with_pairs(a, [&](auto activation, auto pairs) {
     using A = decltype(activation);

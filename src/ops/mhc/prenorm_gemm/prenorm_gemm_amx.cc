@@ -158,9 +158,11 @@ class TileProduct {
   TileProduct(const PrenormGemmArgs& a, int64_t first_token, int64_t tokens, const Scratch& s)
       : a_(a), streams_(a, first_token), tokens_(tokens), scratch_(s) {}
 
-  void begin_chunk(const Columns& columns) { columns_ = columns; }
-
-  void multiply(int64_t first, float* sums) const {
+  void prepare(const Chunk&) const {}
+  void multiply(int64_t first, const Chunk& chunk, const Ahead& ahead, float* sums) {
+    columns_ = chunk.columns;
+    place_ = chunk.place;
+    elements_ahead_ = ahead.elements;
     const int64_t left = tokens_ - first, tokens = left < kPrenormGroup ? left : kPrenormGroup;
     const int64_t tiles = tokens > kTileRows ? 2 : 1, width = columns_.end - columns_.begin;
     const Bf16* rows[kPrenormGroup];
@@ -177,6 +179,7 @@ class TileProduct {
                     rows_ahead(first, i, 0, kFetchedTurning, rows), turned + i * kTileFloats,
                     tiles * kTileFloats, squares[i]);
       }
+      ahead.fn->fetch(kTileRows);
       const int64_t steps = (end - k + kTileDepth - 1) / kTileDepth;
       for (int64_t j = 0; j < a_.mixes; j += kMixes) {
         float* parts = parts_of_mixes(j, k);
@@ -184,16 +187,16 @@ class TileProduct {
         constexpr int64_t kLater = kTileRows - kFetchedTurning;
         const int64_t from = kFetchedTurning + kLater * j / a_.mixes;
         const int64_t until = kFetchedTurning + kLater * (j + mixes_from(j)) / a_.mixes;
-        RowsAhead ahead[2];
+        RowsAhead rows_wanted[2];
         for (int64_t i = 0; i < 2; ++i) {
-          ahead[i] = rows_ahead(first, i, from, until, rows);
-          ahead[i].offset += k;
+          rows_wanted[i] = rows_ahead(first, i, from, until, rows);
+          rows_wanted[i].offset += k;
         }
         float* to = products + j / kMixes * 2 * kPartTiles;
         if (tiles > 1) {
-          multiply_tiles<2>(parts, turned, steps, k == 0, ahead, to);
+          multiply_tiles<2>(parts, turned, steps, k == 0, rows_wanted, to);
         } else {
-          multiply_tiles<1>(parts, turned, steps, k == 0, ahead, to);
+          multiply_tiles<1>(parts, turned, steps, k == 0, rows_wanted, to);
         }
       }
     }
@@ -220,7 +223,9 @@ class TileProduct {
   // Parts that serve one group are made where the first-level cache has room for them.
   [[nodiscard]] float* parts_of_mixes(int64_t j, int64_t k) const {
     if (tokens_ <= kPrenormGroup) return scratch_.fn;
-    return scratch_.fn + (j / kMixes * kChunkColumns + k) / kTileDepth * kPartTiles;
+    const int64_t sets = (a_.mixes + kMixes - 1) / kMixes;
+    return scratch_.fn +
+           ((place_ * sets + j / kMixes) * kChunkColumns + k) / kTileDepth * kPartTiles;
   }
 
   // Rows [from, until) of a tile of the group at `first`, and how far the columns are that are
@@ -228,11 +233,9 @@ class TileProduct {
   [[nodiscard]] RowsAhead rows_ahead(int64_t first, int64_t tile, int64_t from, int64_t until,
                                      const Bf16* const* rows) const {
     if (!streams_.side_by_side()) return {rows, 0, 0};
-    const int64_t stride = streams_.token_stride(), left = tokens_ - first - tile * kTileRows;
+    const int64_t left = tokens_ - first - tile * kTileRows;
     if (left < until) until = left;
-    const bool more = first + kPrenormGroup < tokens_;
-    return {rows + tile * kTileRows + from, until - from,
-            more ? kPrenormGroup * stride : columns_.end - columns_.begin - first * stride};
+    return {rows + tile * kTileRows + from, until - from, elements_ahead_};
   }
 
   void find_rows(int64_t first, int64_t tokens, const Bf16** rows) const {
@@ -278,6 +281,8 @@ class TileProduct {
   int64_t tokens_;
   const Scratch& scratch_;
   Columns columns_{};
+  int place_ = 0;
+  int64_t elements_ahead_ = 0;
 };
 
 }  // namespace

@@ -71,12 +71,26 @@ inline constexpr int64_t kPrenormTokens = 256;
 // Tokens that it takes at a time.
 inline constexpr int64_t kPrenormGroup = 32;
 
+// The most levels of the tree over the chunks.
+inline constexpr int kPrenormLevels = 40;
+
+// The most mixes.
+inline constexpr int64_t kPrenormMixes = 80;
+
+// The most chunks that a group of tokens is multiplied with in turn, so that rows are read a page
+// at a time; fewer where the second-level cache would not hold fn of them.
+inline constexpr int kChunksTogether = 4;
+EHC_HD int chunks_together(int64_t mixes) {
+  const int64_t fit = 96 / mixes;
+  return static_cast<int>(fit < 1 ? 1 : fit > kChunksTogether ? kChunksTogether : fit);
+}
+
 // Mixes of which the AMX kernel makes tiles of three bf16 parts.
 inline constexpr int64_t kPartMixes = 8;
 
-// Scratch of one kernel call, in floats: a chunk of fn, a chunk of the streams where they do not
-// lie side by side, the widened columns of a group or the products of its tiles, its sums, and for
-// each group the sums of every level of the tree over the chunks.
+// Scratch of one kernel call, in floats: the chunks of fn that go together, a chunk of the streams
+// of a group where they do not lie side by side, the widened or turned columns of a group and the
+// products of its tiles, and for each group the sums of a chunk and of every level of the tree.
 struct PrenormScratch {
   int64_t pitch = 0;   // from the sums of a token to those of the next: M, then the squares
   int64_t levels = 1;  // of the tree
@@ -89,11 +103,12 @@ EHC_HD PrenormScratch prenorm_scratch(const PrenormGemmArgs& a, int64_t tokens) 
   const int64_t groups = (tokens + kPrenormGroup - 1) / kPrenormGroup;
   while (chunks_of_columns(a.sizes.streams * a.sizes.hidden) >> s.levels != 0) ++s.levels;
   s.pitch = (a.mixes + 4) / 4 * 4;
-  s.fn = (a.mixes + kPartMixes - 1) / kPartMixes * kPartMixes * kChunkColumns * 3 / 2;
-  s.rows = groups * kPrenormGroup * kChunkColumns;
+  s.fn = (a.mixes + kPartMixes - 1) / kPartMixes * kPartMixes * kChunkColumns * 3 / 2 *
+         chunks_together(a.mixes);
+  s.rows = kPrenormGroup * kChunkColumns;
   s.widened = kPrenormGroup * kChunkColumns;
   s.sums = kPrenormGroup * s.pitch;
-  s.total = s.fn + s.rows + s.widened + s.sums * (1 + groups * s.levels);
+  s.total = s.fn + s.rows + s.widened + s.sums * groups * (s.levels + 1);
   return s;
 }
 

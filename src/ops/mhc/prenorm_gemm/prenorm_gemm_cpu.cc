@@ -4,11 +4,14 @@
 //   x A[T,n,d] as [T,K], fn F32[M,K]; mul F32[S,T,G,M], sqr F32[S,T,G]
 //
 // Bytes: x once, fn once for up to 256 tokens (from a cache), 4*S*G*(M+1) written a token.
-// Algorithm: lanes are columns of a chunk of 512. fn of a chunk is put in the lane order of A (and
-// rounded to TF32 where asked for) for up to 256 tokens; a tile of kWide mixes and two tokens stays
-// in registers for the chunk, its lanes are then added. Sums of chunks meet in a pairwise tree of
-// which a split is a node.
-// Class B: a sum depends on its token's columns alone. Lanes go by the place in the chunk.
+// Algorithm: lanes are four columns of as many mixes as a vector has room for (simd_tile.h). fn of
+// a chunk of 512 columns is packed that way (and rounded to TF32 where asked for) for up to 256
+// tokens. Of a strip of the chunk, the streams of kTall tokens are widened and their squares
+// summed; then a tile of kWide vectors of mixes and these tokens goes over the strip in registers.
+// fn of a strip stays in the first-level cache for 32 tokens, and each tile fetches the rows of the
+// next. Sums of lanes are added at the end of a chunk; sums of chunks meet in a pairwise tree of
+// which a split is a node. Class B: a sum depends on its token's columns alone. Lanes go by the
+// place in the chunk.
 #include <type_traits>
 
 #include "backends/cpu/simd_tile.h"
@@ -17,149 +20,206 @@
 namespace ehc::mhc::EHC_ISA {
 namespace {
 
+using simd::kFours;
 using simd::kLanes;
 using simd::Pair;
 using simd::Vec;
-static_assert(kChunkColumns % kPair == 0);
 
-// Mixes of a tile: as many as registers hold for two tokens, and fewer for what is left.
-inline constexpr int kWide = kLanes == 16 ? 12 : simd::kPairsTogether > 1 ? 5 : 2;
-inline constexpr int kMiddle = kLanes == 16 ? 4 : 2;
+// A tile: vectors of mixes, fewer for what is left, and tokens.
+inline constexpr bool kHasRegisters = simd::kPairsTogether > 1;
+inline constexpr int kWide = kHasRegisters ? 6 : 2, kMiddle = 2;
+inline constexpr int kTall = kLanes == 16 ? 4 : kHasRegisters ? 2 : 1;
 
-// Tokens that share what the first-level cache has of fn, and of which the widened columns stay in
-// the second. Few, because rows of different tokens may compete for the same places of a cache.
-inline constexpr int64_t kGroup = kPrenormGroup;
+// Columns of a strip.
+inline constexpr int64_t kStrip = 256;
+static_assert(kChunkColumns % kStrip == 0 && kStrip % kPair == 0);
+static_assert(kTall * kStrip + kPrenormGroup * (kPair + 4 * (kPrenormMixes + kFours)) <=
+              kPrenormGroup * kChunkColumns);  // `widened` of the scratch
+// Floats of a vector of mixes over a chunk.
+inline constexpr int64_t kVectorFloats = kFours * kChunkColumns;
 
-// A chunk of the streams of tokens: rows of A. The rows from `soon` on are wanted next.
+// A chunk of the streams of a group of tokens: rows of A.
 template <class A>
 struct ChunkRows {
   const A* first;
   int64_t stride, tokens, width;
-  const A* soon;
+  int64_t ahead;  // to the rows that are wanted after these
 
-  EHC_SIMD const A* operator[](int64_t token) const { return first + token * stride; }
+  // What is wanted when `token` is at hand, which may be beyond the last, in the strip at `begin`.
+  EHC_SIMD const A* after(int64_t token, int64_t begin) const {
+    if (token < tokens) return first + token * stride + begin;
+    const A* row = first + (token - tokens) % tokens * stride;
+    return begin + kStrip < width ? row + begin + kStrip : row + ahead;
+  }
 };
 
-// What a group of tokens is multiplied with and where the sums go: token t, mix j at t * pitch + j,
-// the squares behind the mixes.
+// What a strip of a group of tokens is multiplied with, and what comes of it.
 struct Product {
-  const float* fn;  // [M, kChunkColumns], in the lane order of A, filled up with zeros
-  float* widened;   // [kGroup, kChunkColumns]: x in that order, made by the first tile of a token
-  float* sums;
-  int64_t mixes, pitch;
+  const float* fn;  // [vectors, kChunkColumns / 4, lanes], those of a tile side by side
+  float* widened;   // [kTall, kStrip]: x in the lane order of A
+  float* products;  // [vectors, kPrenormGroup, lanes]: sums
+  float* squares;   // [kPrenormGroup, kPair]: sums
+  int64_t vectors;
 };
 
-template <int kMixes, int kTokens>
-struct TileSums {
-  Vec product[kTokens][kMixes];
-  Vec square[kTokens];
+// Rows that are fetched while a tile is multiplied, `bytes` of each for a pair of columns.
+struct RowsAhead {
+  const char* first;
+  int64_t stride, bytes;
+
+  EHC_SIMD void fetch(int64_t token, int64_t pair) const {
+    const char* at = first + token * stride + pair * bytes;
+    simd::prefetch_near(at);
+    simd::prefetch_near(at + bytes / 2);  // of F32 the second line
+  }
 };
 
-// Products of one vector of each token. A factor serves all tokens: once loaded it stays in a
-// register, where compilers would load it again for each.
-template <int kMixes, int kTokens, bool kFirst>
-EHC_SIMD void add_products(const Vec* x, const float* fn, TileSums<kMixes, kTokens>& sums) {
-#pragma GCC unroll 16
-  for (int j = 0; j < kMixes; ++j) {
-    Vec factor = simd::load(fn + j * kChunkColumns).a;
-    if constexpr (kTokens > 1) simd::keep(factor);
-#pragma GCC unroll 2
+// Calls body with the number of vectors and the first of each tile of mixes.
+template <class Body>
+EHC_SIMD void each_tile(int64_t vectors, const Body& body) {
+  int64_t v = 0;
+  for (; v + kWide <= vectors; v += kWide) body(std::integral_constant<int, kWide>{}, v);
+  for (; v + kMiddle <= vectors; v += kMiddle) body(std::integral_constant<int, kMiddle>{}, v);
+  for (; v < vectors; ++v) body(std::integral_constant<int, 1>{}, v);
+}
+
+// kVectors vectors of mixes times four columns of kTokens tokens.
+template <int kVectors, int kTokens>
+EHC_SIMD void multiply_four(const float* fn, const float* x, Vec (&sums)[kVectors][kTokens]) {
+  Vec columns[kTokens];
+#pragma GCC unroll 4
+  for (int t = 0; t < kTokens; ++t) columns[t] = simd::broadcast_four(x + t * kStrip);
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    const Vec factor = simd::load_vec(fn + v * kLanes);
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokens; ++t) simd::add_product(sums[v][t], columns[t], factor);
+  }
+}
+
+// kVectors vectors of mixes times kTokens tokens over pairs of columns. A function of its own, lest
+// the compiler keep sums in memory.
+template <int kVectors, int kTokens>
+[[gnu::noinline]] void multiply_tile(const float* fn, const float* x, int64_t pairs, bool begins,
+                                     const RowsAhead& ahead, float* products) {
+  Vec sums[kVectors][kTokens];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
     for (int t = 0; t < kTokens; ++t) {
-      sums.product[t][j] = simd::fma(x[t], factor, sums.product[t][j]);
+      sums[v][t] =
+          begins ? simd::zero() : simd::load_vec(products + (v * kPrenormGroup + t) * kLanes);
     }
   }
-  if constexpr (kFirst) {
-    for (int t = 0; t < kTokens; ++t) sums.square[t] = simd::fma(x[t], x[t], sums.square[t]);
-  }
-}
-
-// The same of a pair of vectors, of which `count` columns exist.
-template <class A, int kMixes, int kTokens, bool kFirst>
-EHC_SIMD void add_column_products(const A* const* rows, float* widened, const float* fn,
-                                  int64_t column, int64_t count, TileSums<kMixes, kTokens>& sums) {
-  Vec low[kTokens], high[kTokens];
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    for (int t = 0; t < kTokens; ++t) ahead.fetch(t, pair);
 #pragma GCC unroll 2
+    for (int four = 0; four < kPair / 4; ++four, x += 4, fn += kVectors * kLanes) {
+      multiply_four<kVectors, kTokens>(fn, x, sums);
+    }
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokens; ++t) {
+      simd::store_vec(products + (v * kPrenormGroup + t) * kLanes, sums[v][t]);
+    }
+  }
+}
+
+// Columns of a strip of kTokens rows become fp32, filled up with zeros to a pair; their squares are
+// added.
+template <class A, int kTokens>
+EHC_SIMD void widen_rows(const A* rows, int64_t stride, int64_t width, bool begins, float* widened,
+                         float* squares) {
+  Pair sums[kTokens];
   for (int t = 0; t < kTokens; ++t) {
-    float* at = widened + t * kChunkColumns + column;
-    const Pair x = kFirst ? simd::load_some(rows[t] + column, count) : simd::load(at);
-    if constexpr (kFirst) simd::store(at, x);
-    low[t] = x.a;
-    high[t] = x.b;
+    sums[t] = begins ? simd::zero_pair() : simd::load(squares + t * kPair);
   }
-  add_products<kMixes, kTokens, kFirst>(low, fn + column, sums);
-  add_products<kMixes, kTokens, kFirst>(high, fn + column + kLanes, sums);
-}
-
-// The part of a row that the tile of mix j fetches: spread over all tiles it does not hold them up.
-template <class A>
-EHC_SIMD void fetch_part(const A* row, int64_t width, int64_t j, int64_t mixes) {
-  constexpr int64_t kLine = 64 / sizeof(A);
-  const int64_t parts = (mixes + kWide - 1) / kWide, part = j / kWide;
-  const int64_t end = width * (part + 1) / parts;
-  for (int64_t at = width * part / parts; at < end; at += kLine) simd::prefetch(row + at);
-}
-
-// kMixes mixes, from j on, of kTokens tokens over the width of a chunk.
-template <class A, int kMixes, int kTokens, bool kFirst>
-EHC_SIMD void multiply_tile(const ChunkRows<A>& chunk, const Product& p, int64_t token, int64_t j) {
-  const A* rows[kTokens];
-  TileSums<kMixes, kTokens> tile;
-  const float* fn = p.fn + j * kChunkColumns;
-  float* widened = p.widened + token * kChunkColumns;
-#pragma GCC unroll 2
-  for (int t = 0; t < kTokens; ++t) {
-    rows[t] = chunk[token + t];
-    fetch_part(chunk.soon + (token + t) * chunk.stride, chunk.width, j, p.mixes);
-    tile.square[t] = simd::zero();
-#pragma GCC unroll 16
-    for (int m = 0; m < kMixes; ++m) tile.product[t][m] = simd::zero();
-  }
-  int64_t column = 0;
-  for (; column + kPair <= chunk.width; column += kPair) {
-    add_column_products<A, kMixes, kTokens, kFirst>(rows, widened, fn, column, kPair, tile);
-  }
-  if (column < chunk.width) {
-    add_column_products<A, kMixes, kTokens, kFirst>(rows, widened, fn, column, chunk.width - column,
-                                                    tile);
-  }
-#pragma GCC unroll 2
-  for (int t = 0; t < kTokens; ++t) {
-    float* to = p.sums + (token + t) * p.pitch;
-    const Pair sums = {simd::reduce_add_each<kMixes>(tile.product[t]), simd::zero()};
-    simd::store_some(to + j, sums, kMixes, false);
-    if constexpr (kFirst) to[p.mixes] = simd::reduce_add(tile.square[t]);
-  }
-}
-
-// kMixes mixes, from j on, of all tokens of a group.
-template <class A, int kMixes, bool kFirst>
-inline void multiply_rows(const ChunkRows<A>& chunk, const Product& p, int64_t j) {
-  int64_t t = 0;
-  for (; t + 2 <= chunk.tokens; t += 2) multiply_tile<A, kMixes, 2, kFirst>(chunk, p, t, j);
-  if (t < chunk.tokens) multiply_tile<A, kMixes, 1, kFirst>(chunk, p, t, j);
-}
-
-template <class A>
-inline void multiply_group(const ChunkRows<A>& chunk, const Product& p) {
-  const auto rows = [&](auto size, int64_t j) EHC_SIMD_LAMBDA {
-    if (j == 0) {
-      multiply_rows<A, decltype(size)::value, true>(chunk, p, j);
-    } else {
-      multiply_rows<A, decltype(size)::value, false>(chunk, p, j);
+  const auto widen = [&](int64_t column, int64_t count) EHC_SIMD_LAMBDA {
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokens; ++t) {
+      const Pair x = simd::load_some(rows + t * stride + column, count);
+      simd::store(widened + t * kStrip + column, x);
+      sums[t] = simd::fma(x, x, sums[t]);
     }
   };
-  int64_t j = 0;
-  for (; j + kWide <= p.mixes; j += kWide) rows(std::integral_constant<int, kWide>{}, j);
-  for (; j + kMiddle <= p.mixes; j += kMiddle) rows(std::integral_constant<int, kMiddle>{}, j);
-  for (; j < p.mixes; ++j) rows(std::integral_constant<int, 1>{}, j);
+  int64_t column = 0;
+  for (; column + kPair <= width; column += kPair) widen(column, kPair);
+  if (column < width) widen(column, width - column);
+  for (int t = 0; t < kTokens; ++t) simd::store(squares + t * kPair, sums[t]);
 }
 
-// Tokens from `first` on, at most a group of them.
+// kTokens tokens from `token` on times all mixes over columns [begin, begin + width) of a chunk, at
+// most a strip.
+template <class A, int kTokens>
+EHC_SIMD void multiply_rows(const ChunkRows<A>& chunk, int64_t token, int64_t begin, int64_t width,
+                            const Product& p) {
+  constexpr int64_t kBytes = sizeof(A);
+  const int64_t at = token * chunk.stride + begin, pairs = (width + kPair - 1) / kPair;
+  widen_rows<A, kTokens>(chunk.first + at, chunk.stride, width, begin == 0, p.widened,
+                         p.squares + token * kPair);
+  const RowsAhead ahead = {reinterpret_cast<const char*>(chunk.after(token + kTokens, begin)),
+                           chunk.stride * kBytes, kPair * kBytes};
+  each_tile(p.vectors, [&](auto vectors, int64_t v) EHC_SIMD_LAMBDA {
+    constexpr int kVectors = decltype(vectors)::value;
+    multiply_tile<kVectors, kTokens>(p.fn + v * kVectorFloats + begin / 4 * kVectors * kLanes,
+                                     p.widened, pairs, begin == 0, ahead,
+                                     p.products + (v * kPrenormGroup + token) * kLanes);
+  });
+}
+
+// Tokens of a group times all mixes over a chunk.
 template <class A>
-EHC_SIMD ChunkRows<A> group_of(const ChunkRows<A>& chunk, int64_t first) {
-  const int64_t left = chunk.tokens - first;
-  return {chunk[first], chunk.stride, left < kGroup ? left : kGroup, chunk.width,
-          left > kGroup ? chunk[first + kGroup] : chunk.first + chunk.width};
+inline void multiply_group(const ChunkRows<A>& chunk, const Product& p, FnAhead& fn) {
+  for (int64_t begin = 0; begin < chunk.width; begin += kStrip) {
+    const int64_t rest = chunk.width - begin, width = rest < kStrip ? rest : kStrip;
+    int64_t t = 0;
+    for (; t + kTall <= chunk.tokens; t += kTall) {
+      multiply_rows<A, kTall>(chunk, t, begin, width, p);
+      if (begin == 0) fn.fetch(kTall);
+    }
+    for (; t < chunk.tokens; ++t) {
+      multiply_rows<A, 1>(chunk, t, begin, width, p);
+      if (begin == 0) fn.fetch(1);
+    }
+  }
+}
+
+// Sums over lanes of what a group of tokens has: the mixes of a token, and its squares behind them.
+inline void add_lanes(const Product& p, int64_t tokens, int64_t mixes, float* sums, int64_t pitch) {
+  for (int64_t t = 0; t < tokens; ++t, sums += pitch) {
+    for (int64_t v = 0; v < p.vectors; v += 4) {
+      const auto vector = [&](int64_t i) EHC_SIMD_LAMBDA {
+        const float* at = p.products + ((v + i) * kPrenormGroup + t) * kLanes;
+        return v + i < p.vectors ? simd::load_vec(at) : simd::zero();
+      };
+      const Vec four = simd::add_fours(vector(0), vector(1), vector(2), vector(3));
+      simd::store_some(sums + v * kFours, Pair{four, simd::zero()},
+                       mixes - v * kFours < kLanes ? mixes - v * kFours : kLanes, false);
+    }
+    sums[mixes] = simd::reduce_add(simd::load(p.squares + t * kPair));
+  }
+}
+
+// kFours mixes over a chunk become vectors, `step` floats apart; mixes without a row and columns up
+// to a pair are zeros.
+template <class A>
+EHC_SIMD void pack_mixes(const float* const* rows, int64_t width, float* to, int64_t step) {
+  for (int64_t k = 0; k < width; k += kPair, to += kPair / 4 * step) {
+    Vec low[kFours], high[kFours];
+    for (int m = 0; m < kFours; ++m) {
+      const Pair x = rows[m] ? simd::load_some(rows[m] + k, width - k) : simd::zero_pair();
+      low[m] = x.a;
+      high[m] = x.b;
+    }
+    simd::transpose_fours(low);
+    simd::transpose_fours(high);
+    for (int q = 0; q < kFours; ++q) {
+      simd::store_vec(to + simd::place_of_four<A>(q) * step, low[q]);
+      simd::store_vec(to + simd::place_of_four<A>(kFours + q) * step, high[q]);
+    }
+  }
 }
 
 // A chunk of all tokens of a call.
@@ -169,42 +229,59 @@ class VectorProduct {
   static constexpr int64_t kStep = 1;
 
   VectorProduct(const PrenormGemmArgs& a, int64_t first_token, int64_t tokens, const Scratch& s)
-      : a_(a), streams_(a, first_token), tokens_(tokens), scratch_(s) {}
-
-  // fn in the lane order of A, filled up with zeros; rows in one piece.
-  void begin_chunk(const Columns& columns) {
-    const int64_t width = columns.end - columns.begin;
-    for (int64_t j = 0; j < a_.mixes; ++j) {
-      float room[kChunkColumns];
-      const float* row = fn_row(a_, j, columns.begin, width, room);
-      float* to = scratch_.fn + j * kChunkColumns;
-      for (int64_t k = 0; k < width; k += kPair) {
-        simd::store(to + k, simd::load_f32_some<A>(row + k, width - k));
-      }
-    }
-    if (streams_.side_by_side()) {
-      chunk_ = {streams_.at(0, columns.begin), streams_.token_stride(), tokens_, width, nullptr};
-      return;
-    }
-    A* rows = reinterpret_cast<A*>(scratch_.rows);
-    for (int64_t t = 0; t < tokens_; ++t) streams_.copy(t, columns, rows + t * kChunkColumns);
-    chunk_ = {rows, kChunkColumns, tokens_, width, nullptr};
+      : a_(a), streams_(a, first_token), tokens_(tokens), scratch_(s) {
+    product_.widened = s.widened;
+    product_.squares = product_.widened + kTall * kStrip;
+    product_.products = product_.squares + kPrenormGroup * kPair;
+    product_.vectors = (a.mixes + kFours - 1) / kFours;
   }
-  void multiply(int64_t first, float* sums) const {
-    multiply_group(group_of(chunk_, first),
-                   {scratch_.fn, scratch_.widened, sums, a_.mixes, pitch()});
+
+  // fn is packed.
+  void prepare(const Chunk& chunk) const {
+    const Columns columns = chunk.columns;
+    const int64_t width = columns.end - columns.begin;
+    each_tile(product_.vectors, [&](auto vectors, int64_t first) {
+      for (int64_t v = first; v < first + vectors; ++v) {
+        float room[kFours][kChunkColumns];
+        const float* rows[kFours] = {};
+        for (int64_t m = 0; m < kFours && v * kFours + m < a_.mixes; ++m) {
+          rows[m] = fn_row(a_, v * kFours + m, columns.begin, width, room[m]);
+        }
+        pack_mixes<A>(rows, width, packed(chunk) + first * kVectorFloats + (v - first) * kLanes,
+                      vectors * kLanes);
+      }
+    });
+  }
+  void multiply(int64_t first, const Chunk& chunk, const Ahead& ahead, float* sums) {
+    const int64_t left = tokens_ - first, tokens = left < kPrenormGroup ? left : kPrenormGroup;
+    const Columns columns = chunk.columns;
+    ChunkRows<A> rows = {streams_.at(first, columns.begin), streams_.token_stride(), tokens,
+                         columns.end - columns.begin, ahead.elements};
+    if (!streams_.side_by_side()) {
+      A* room = reinterpret_cast<A*>(scratch_.rows);
+      for (int64_t t = 0; t < tokens; ++t) {
+        streams_.copy(first + t, columns, room + t * kChunkColumns);
+      }
+      rows.first = room, rows.stride = kChunkColumns, rows.ahead = 0;
+    }
+    product_.fn = packed(chunk);
+    multiply_group(rows, product_, *ahead.fn);
+    add_lanes(product_, tokens, a_.mixes, sums, pitch());
   }
   [[nodiscard]] int64_t place(int64_t token) const { return token * pitch(); }
   [[nodiscard]] int64_t floats(int64_t tokens) const { return tokens * pitch(); }
 
  private:
   [[nodiscard]] int64_t pitch() const { return scratch_.layout.pitch; }
+  [[nodiscard]] float* packed(const Chunk& chunk) const {
+    return scratch_.fn + chunk.place * product_.vectors * kVectorFloats;
+  }
 
   const PrenormGemmArgs& a_;
   StreamColumns<A> streams_;
   int64_t tokens_;
   const Scratch& scratch_;
-  ChunkRows<A> chunk_{};
+  Product product_{};
 };
 
 }  // namespace

@@ -20,6 +20,7 @@
 
 #include "backends/cuda/large_shared.cuh"
 #include "core/float_formats.h"
+#include "core/forced_grid.h"
 #include "core/workspace.h"
 #include "ops/mhc/shared/prenorm_block.cuh"
 #include "ops/mhc/shared/token_steps.cuh"
@@ -30,12 +31,25 @@ using namespace prenorm;
 
 namespace {
 
-// More warps hide more, but parts of streams take registers.
-template <class A>
-inline constexpr int kWarps = kPartsOf<A> == 1 ? 16 : 8;
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * 32;
 constexpr int kMostStages = 4;  // blocks of columns in shared memory, 2 at least
 
 // --- how a call is cut ---
+
+// Calls body(a, tiles): the storage type, and of how many tiles of tokens a warp has the sums. Many
+// share what it reads of fn, but take registers, as parts of streams do, and leave processors idle
+// where tokens are few. Every token has its own sums, so no bit depends on it.
+template <class Body>
+void with_tiles(const PrenormGemmArgs& a, const Body& body) {
+  constexpr int64_t kFewTokens = 512;
+  cuda::with_activation(a.sizes.activation, [&](auto activation) {
+    if constexpr (kPartsOf<decltype(activation)> == 1) {
+      if (a.sizes.tokens > kFewTokens) return body(activation, std::integral_constant<int, 4>{});
+    }
+    body(activation, std::integral_constant<int, 2>{});
+  });
+}
 
 struct Cut {
   int64_t octets;      // of mixes that a block makes, 1 or 3
@@ -47,7 +61,6 @@ struct Cut {
 };
 
 Cut cut_call(const PrenormGemmArgs& a) {
-  constexpr int64_t kProcessors = 128;
   const int64_t columns = a.sizes.streams * a.sizes.hidden;
   Cut cut{};
   cut.octets = a.mixes <= kOctet ? 1 : 3;
@@ -56,16 +69,33 @@ Cut cut_call(const PrenormGemmArgs& a) {
   const bool is_flat = a.residual.stream_stride == a.sizes.hidden || a.sizes.streams == 1;
   cut.whole =
       is_flat && are_vectors(a.sizes, a.residual) && columns / a.groups % kBlockColumns == 0;
-  const int64_t warps = a.sizes.activation == DType::bf16 ? kWarps<cuda::Bf16> : kWarps<float>;
-  const int64_t tokens = warps * kTiles * kOctet;
-  cut.token_blocks = (a.sizes.tokens + tokens - 1) / tokens;
+  with_tiles(a, [&](auto, auto tiles) {
+    constexpr int64_t kTokens = kWarps * tiles() * kOctet;
+    cut.token_blocks = (a.sizes.tokens + kTokens - 1) / kTokens;
+  });
   // Split 0 is the longest one.
   const Columns longest = columns_of_split(a, 0);
-  const int64_t leaves = power_of_two_from(chunks_of_columns(longest.end - longest.begin));
+  const int64_t chunks = chunks_of_columns(longest.end - longest.begin);
+  const int64_t leaves = power_of_two_from(chunks);
   const int64_t others = cut.token_blocks * cut.mix_groups * a.splits * a.groups;
-  cut.nodes = std::max<int64_t>(1, leaves / kMostChunks);
-  while (2 * cut.nodes <= leaves && 2 * cut.nodes * others <= kProcessors) cut.nodes *= 2;
-  cut.chunks = leaves / cut.nodes;
+  // Measured on an H200, in thousandths of what a chunk takes: a block begins and ends, and the
+  // sums of a node are written and added.
+  constexpr int64_t kChunk = 1000;
+  constexpr int64_t kBlock = 150;
+  constexpr int64_t kTokensOfSum = 280;
+  const int64_t processors = free_blocks(132);
+  int64_t least = INT64_MAX;
+  for (int64_t nodes = std::max<int64_t>(1, leaves / kMostChunks); nodes <= leaves; nodes *= 2) {
+    const int64_t of_node = leaves / nodes;
+    const int64_t blocks = (chunks + of_node - 1) / of_node * others;  // that have work
+    const int64_t rounds = (blocks + processors - 1) / processors;
+    const int64_t sums = nodes == 1 ? 0 : a.sizes.tokens * nodes / kTokensOfSum;
+    const int64_t cost = rounds * (of_node * kChunk + kBlock) + sums;
+    if (cost >= least) continue;
+    least = cost;
+    cut.nodes = nodes;
+    cut.chunks = of_node;
+  }
   return cut;
 }
 
@@ -126,9 +156,9 @@ struct Prepare {
 
 // --- the kernel ---
 
-template <int kOctets>
+template <int kOctets, int kTiles>
 __device__ __forceinline__ void store_sums(const PrenormGemmArgs& a, const Sums& to,
-                                           const Accumulator<kOctets>& sums, int64_t token,
+                                           const Accumulator<kOctets, kTiles>& sums, int64_t token,
                                            int64_t mix, int64_t split, int64_t group, int64_t node,
                                            int lane) {
   const auto at = [&](const GroupRows& rows, int64_t t) {
@@ -155,17 +185,17 @@ __device__ __forceinline__ void store_sums(const PrenormGemmArgs& a, const Sums&
 }
 
 // Packs of a stage: of fn, and of the streams of all warps.
-template <class A, bool kWhole, int kOctets>
+template <class A, int kTiles, bool kWhole, int kOctets>
 inline constexpr int kStagePacks = kBlockPacks<kOctets> +
-                                   (kWhole ? kWarps<A> * StreamStage<A>::kPacks : 0);
+                                   (kWhole ? kWarps * StreamStage<A, kTiles>::kPacks : 0);
 
-template <class A, bool kWhole, int kOctets>
-__global__ void __launch_bounds__(kWarps<A> * 32, 1)
+template <class A, int kTiles, bool kWhole, int kOctets>
+__global__ void __launch_bounds__(kThreads, 1)
     prenorm_gemm(const __grid_constant__ PrenormGemmArgs a, const __grid_constant__ Cut cut,
                  const __grid_constant__ Sums to, const Pack* fn, int stages) {
-  constexpr int kThreads = kWarps<A> * 32;
   constexpr int kFnPacks = kBlockPacks<kOctets>;
-  using Stage = StreamStage<A>;
+  using Stage = StreamStage<A, kTiles>;
+  constexpr int kStreamPacks = kWarps * Stage::kPacks;
   extern __shared__ float4 shared[];
   Pack* of_fn = reinterpret_cast<Pack*>(shared);  // [stages, kFnPacks]
   const int lane = threadIdx.x % 32;
@@ -177,7 +207,7 @@ __global__ void __launch_bounds__(kWarps<A> * 32, 1)
     index /= count;
     return part;
   };
-  const int64_t token = (next_part(cut.token_blocks) * kWarps<A> + warp) * (kTiles * kOctet);
+  const int64_t token = (next_part(cut.token_blocks) * kWarps + warp) * (kTiles * kOctet);
   const int64_t mix_group = next_part(cut.mix_groups);
   const int64_t node = next_part(cut.nodes);
   const int64_t group = next_part(a.groups);
@@ -196,7 +226,7 @@ __global__ void __launch_bounds__(kWarps<A> * 32, 1)
   const Pack* from = fn + (mix_group * cut.column_blocks + first_block) * kFnPacks;
 
   const bool works = token < a.sizes.tokens;
-  using Streams = std::conditional_t<kWhole, WholeStreams<A>, AnyStreams<A>>;
+  using Streams = std::conditional_t<kWhole, WholeStreams<A, kTiles>, AnyStreams<A, kTiles>>;
   const Streams streams(a, token, lane);
   const auto fetch = [&](int block, int slot) {
     if (block < blocks) {
@@ -204,12 +234,11 @@ __global__ void __launch_bounds__(kWarps<A> * 32, 1)
 #pragma unroll
       for (int i = 0; i < (kFnPacks + kThreads - 1) / kThreads; ++i) {
         const int at = i * kThreads + static_cast<int>(threadIdx.x);
-        if (at < kFnPacks) cuda::copy_async(of_fn + slot * kFnPacks + at, of_block + at);
+        if (at < kFnPacks) cuda::start_copy(of_fn + slot * kFnPacks + at, of_block + at);
       }
       if constexpr (kWhole) {
         if (works) {
-          streams.copy((first_block + block) * kBlockColumns,
-                       of_streams + slot * (kWarps<A> * Stage::kPacks));
+          streams.copy((first_block + block) * kBlockColumns, of_streams + slot * kStreamPacks);
         }
       }
     }
@@ -217,7 +246,7 @@ __global__ void __launch_bounds__(kWarps<A> * 32, 1)
   };
   for (int block = 0; block < stages - 1; ++block) fetch(block, block);
 
-  using WarpSums = Accumulator<kOctets>;
+  using WarpSums = Accumulator<kOctets, kTiles>;
   WarpSums sums;
   ChunkTree<WarpSums::kCount> tree;
   sums.clear();
@@ -228,9 +257,9 @@ __global__ void __launch_bounds__(kWarps<A> * 32, 1)
     fetch(block + stages - 1, slot == 0 ? stages - 1 : slot - 1);
     if (!works) continue;
     const int64_t first = (first_block + block) * kBlockColumns;
-    BlockOfStreams<A> x;
+    BlockOfStreams<A, kTiles> x;
     if constexpr (kWhole) {
-      streams.load(of_streams + slot * (kWarps<A> * Stage::kPacks), x);
+      streams.load(of_streams + slot * kStreamPacks, x);
     } else {
       streams.load(first, begin, end, x);
     }
@@ -311,14 +340,14 @@ void prenorm_gemm_cuda(const PrenormGemmArgs& a, void* workspace, int device, vo
   }
   const dim3 grid(
       cuda::blocks(cut.token_blocks * cut.mix_groups * cut.nodes * a.groups * a.splits));
-  cuda::with_activation(a.sizes.activation, [&](auto activation) {
+  with_tiles(a, [&](auto activation, auto tiles) {
     using A = decltype(activation);
     const auto start = [&](auto whole, auto octets) {
-      constexpr size_t kStage = kStagePacks<A, whole(), octets()> * sizeof(Pack);
+      constexpr size_t kStage = kStagePacks<A, tiles(), whole(), octets()> * sizeof(Pack);
       const auto fit = static_cast<int>(cuda::most_shared_bytes(kName, device) / kStage);
       const int stages = std::clamp(fit, 2, kMostStages);
-      cuda::launch_large(kName, device, stream, &prenorm_gemm<A, whole(), octets()>, grid,
-                         dim3(kWarps<A> * 32), kStage * static_cast<size_t>(stages), a, cut, to, fn,
+      cuda::launch_large(kName, device, stream, &prenorm_gemm<A, tiles(), whole(), octets()>, grid,
+                         dim3(kThreads), kStage * static_cast<size_t>(stages), a, cut, to, fn,
                          stages);
     };
     const auto with_octets = [&](auto whole) {

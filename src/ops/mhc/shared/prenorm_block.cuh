@@ -2,6 +2,7 @@
 // columns times the parts of fn, and the tree over chunks of columns. See prenorm_gemm_cuda.cu.
 #pragma once
 
+#include "backends/cuda/async_copy.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/mma.cuh"
 #include "ops/mhc/prenorm_gemm/prenorm_gemm_args.h"
@@ -16,8 +17,6 @@ inline constexpr int kHalves = 2;  // of a block, 32 columns each: a lane's 8 si
 inline constexpr int kSteps = 4;   // of a block, 16 columns each: a lane's 4 side by side
 inline constexpr int kParts = 3;   // of fn
 inline constexpr int kOctet = 8;   // mixes of half a tile, and tokens of a tile
-
-inline constexpr int kTiles = 2;  // of tokens of a warp
 
 // --- tiles of fn: 16 rows, which are two octets of mixes of one part each ---
 
@@ -79,14 +78,14 @@ struct Eight {
   }
 };
 
-template <class A>
+template <class A, int kTiles>
 struct BlockOfStreams {
   Eight<A> x[kTiles][kHalves];  // of token l/4 of every tile
 };
 
 // A warp's block as it comes through shared memory: [tokens, pieces of 16 bytes], where
 // neighbouring rows have their pieces in another order, so that lanes meet no conflicts.
-template <class A>
+template <class A, int kTiles>
 struct StreamStage {
   static constexpr int kPieces = kBlockColumns / kWidth<A>;
   static constexpr int kPacks = kTiles * kOctet * kPieces;
@@ -98,9 +97,9 @@ struct StreamStage {
 };
 
 // For rows whose streams lie side by side, on borders of 16 bytes, and whole blocks.
-template <class A>
+template <class A, int kTiles>
 class WholeStreams {
-  using Stage = StreamStage<A>;
+  using Stage = StreamStage<A, kTiles>;
   static constexpr int kRows = 32 / Stage::kPieces;  // that a warp copies at a time
 
  public:
@@ -118,11 +117,11 @@ class WholeStreams {
     for (int i = 0; i < Stage::kPacks / 32; ++i, from += step_) {
       const int row = i * kRows + lane_ / Stage::kPieces;
       const bool exists = i * kRows < tokens_;
-      cuda::copy_async_or_zero(stage + Stage::place(row, lane_ % Stage::kPieces),
-                               exists ? from : safe_, exists);
+      cuda::start_copy(stage + Stage::place(row, lane_ % Stage::kPieces), exists ? from : safe_,
+                       exists);
     }
   }
-  __device__ __forceinline__ void load(const Pack* stage, BlockOfStreams<A>& to) const {
+  __device__ __forceinline__ void load(const Pack* stage, BlockOfStreams<A, kTiles>& to) const {
     constexpr int kPacks = Eight<A>::kPacks;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
@@ -146,7 +145,7 @@ class WholeStreams {
 };
 
 // For all others, element by element.
-template <class A>
+template <class A, int kTiles>
 class AnyStreams {
  public:
   __device__ __forceinline__ AnyStreams(const PrenormGemmArgs& a, int64_t token, int lane)
@@ -154,7 +153,7 @@ class AnyStreams {
 
   // The block from column `at` on; what is outside [begin, end) is zero.
   __device__ __forceinline__ void load(int64_t at, int64_t begin, int64_t end,
-                                       BlockOfStreams<A>& to) const {
+                                       BlockOfStreams<A, kTiles>& to) const {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       // Rows beyond the last token repeat it; nobody wants their sums.
@@ -196,7 +195,7 @@ class AnyStreams {
 
 // Of tile i, a lane has tokens 2(l%4) and the next for mix l/4 of every octet, and squares of token
 // l/4, of its columns.
-template <int kOctets>
+template <int kOctets, int kTiles>
 struct Accumulator {
   static constexpr int kRests = kOctets == 1 ? 1 : 2;
   static constexpr int kCount = kTiles * (kOctets * 2 + 1);
@@ -284,10 +283,11 @@ __device__ __forceinline__ uint32_t mask_of(int64_t first, int64_t begin, int64_
 
 // A block of columns; of partial ones the columns outside are left out of fn too, for 0 times
 // infinity would not be 0.
-template <class A, bool kWhole, int kOctets>
-__device__ __forceinline__ void multiply_block(const BlockOfStreams<A>& streams, const Pack* fn,
-                                               int lane, int64_t first, int64_t begin, int64_t end,
-                                               Accumulator<kOctets>& sums) {
+template <class A, bool kWhole, int kOctets, int kTiles>
+__device__ __forceinline__ void multiply_block(const BlockOfStreams<A, kTiles>& streams,
+                                               const Pack* fn, int lane, int64_t first,
+                                               int64_t begin, int64_t end,
+                                               Accumulator<kOctets, kTiles>& sums) {
   constexpr int kOfStreams = kPartsOf<A>;
   constexpr int kFirsts = kOctets == 1 ? 1 : 2;  // tiles of first parts
   float top[kTiles][kFirsts][4] = {};
@@ -322,12 +322,12 @@ __device__ __forceinline__ void multiply_block(const BlockOfStreams<A>& streams,
         if (f < kFirsts) {
           multiply(top[i][f], y, i, 0);
           // In the rest first parts are where their second parts are, but for the last octet.
-          constexpr int kLast = Accumulator<kOctets>::kRests - 1;
+          constexpr int kLast = Accumulator<kOctets, kTiles>::kRests - 1;
           float(&rest)[4] = sums.rest[i][f == kFirsts - 1 ? kLast : 0];
 #pragma unroll
           for (int p = 1; p < kOfStreams; ++p) multiply(rest, y, i, p);
         } else {
-          constexpr int kLast = Accumulator<kOctets>::kRests - 1;
+          constexpr int kLast = Accumulator<kOctets, kTiles>::kRests - 1;
           float(&rest)[4] = sums.rest[i][f == kFnTiles<kOctets> - 1 ? kLast : 0];
           multiply(rest, y, i, 0);
           // Of third parts of fn only the product with first ones counts; where second and third

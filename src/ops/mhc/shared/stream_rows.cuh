@@ -6,6 +6,7 @@
 
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/pack.cuh"
+#include "core/forced_grid.h"
 #include "ops/mhc/shared/stream_rows.h"
 
 namespace ehc::mhc {
@@ -140,14 +141,15 @@ struct ColumnCut {
 inline constexpr int kMostColumnThreads = 256;
 // Of a block when there is little to do, so that it spreads over the device.
 inline constexpr int kFewColumnThreads = 64;
-inline constexpr int64_t kFewPacks = 1 << 15;
+inline constexpr int64_t kFewColumnBlocks = 512;
 
 // Blocks whose threads take `packs_of_thread` each, a block's width apart.
 inline ColumnCut cut_columns(const StreamSizes& sizes, int packs_of_thread = 1) {
   const int64_t packs =
       cuda::packs_of(sizes.hidden, 16 / static_cast<int>(size_of(sizes.activation)));
+  const int64_t few_packs = free_blocks(kFewColumnBlocks) * kFewColumnThreads;
   const int64_t threads =
-      packs <= kFewPacks / sizes.tokens ? kFewColumnThreads : kMostColumnThreads;
+      packs <= few_packs / sizes.tokens ? kFewColumnThreads : kMostColumnThreads;
   const int64_t column_blocks =
       (packs + packs_of_thread * threads - 1) / (packs_of_thread * threads);
   int64_t wide = (packs + packs_of_thread * column_blocks - 1) / (packs_of_thread * column_blocks);
