@@ -46,7 +46,7 @@ stage_python() {
   options=(-DEHC_PYTHON=ON "-DPython_EXECUTABLE=$PWD/.venv/bin/python")
   build cpu ehc_python ehc_program
   EHC_BUILD=build/cpu .venv/bin/python -m pytest -q -n "$jobs" tests/python
-  tools/wheel_test.sh
+  EHC_WERROR=$werror tools/wheel_test.sh
 }
 stage_check() { build/cpu/bin/ehc check; }
 stage_asan() {  # clang, so that one build serves the fuzz targets too

@@ -9,9 +9,10 @@ python=$PWD/.venv/bin/python
 rm -rf "$folder/dist" "$folder/venv" "$folder/tests"
 mkdir -p "$folder"
 
-# As deep as the other build folders, with their compiler and OpenBLAS, so that ccache has the objects.
+# As deep as the other build folders, with their compiler and options, so that ccache has the objects.
 "$python" -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$folder/dist" \
   -C build-dir="$folder" -C cmake.define.EHC_CUDA=OFF -C cmake.define.EHC_BLAS=AUTO \
+  -C cmake.define.EHC_WERROR="${EHC_WERROR:-OFF}" \
   -C cmake.define.CMAKE_C_COMPILER="$(command -v cc)" -C cmake.define.CMAKE_CXX_COMPILER="$(command -v c++)" \
   -C cmake.define.Python_EXECUTABLE="$python" .
 wheels=("$folder"/dist/*.whl)
