@@ -91,8 +91,8 @@ EHC_API void ehc_context_destroy(ehc_context* context);
 /* Scratch memory on the context's device; it stays the caller's and must live through the calls
    that use it. Operators never allocate: ask ehc_workspace_bytes. NULL takes it away. */
 EHC_API ehc_status ehc_context_set_workspace(ehc_context* context, void* data, size_t bytes);
-/* Restricts the choice of implementation: "reference", "cpu.avx2", or a family, "cpu". NULL or ""
-   lets the library choose. */
+/* Restricts the choice of implementation: "reference", "cpu.avx2", or a family, "cpu", where none
+   has that very name. NULL or "" lets the library choose. */
 EHC_API ehc_status ehc_context_set_implementation(ehc_context* context, const char* name);
 /* One line per call: the implementation chosen and why earlier ones refused. NULL: no log. */
 typedef void (*ehc_log)(void* user, const char* line);

@@ -357,6 +357,18 @@ TEST_F(FrontDoor, ChoiceOfImplementation) {
             "'cpu.nar'");
 }
 
+TEST_F(FrontDoor, AWholeNameIsNotAFamily) {
+  std::vector<Implementation> list(kOperator.implementations.begin(),
+                                   kOperator.implementations.end());
+  list.back().name = "cpu";
+  Operator op = kOperator;
+  op.implementations = list;
+  Context context = Context::cpu(1);
+  EXPECT_EQ(plan(op, context, p).implementation, "cpu.narrow");
+  context.set_implementation("cpu");
+  EXPECT_EQ(plan(op, context, p).implementation, "cpu");
+}
+
 TEST_F(FrontDoor, PlansWithoutRunning) {
   Context context = Context::cpu(1);
   p.x = tensor({3, 2, 5});
