@@ -15,7 +15,8 @@ inline constexpr bool kIsSm90 = true;
 inline constexpr bool kIsSm90 = false;
 #endif
 
-// A barrier with phases: each ends once all have arrived and all announced bytes have come.
+// A barrier with phases: each ends once all have arrived and all announced bytes have come. Every
+// lane that read or wrote what the others wait for arrives itself: racecheck knows no deputies.
 class PhaseBarrier {
  public:
   // By one thread, before a barrier of the block.

@@ -168,13 +168,11 @@ __device__ __forceinline__ void make_scalars(const Task& task, int number) {
     GateScalars scalars =
         gate_scalars_of_norms(of(rstd, 0), of(rstd, 1), of(sum, 2), a.gate, task.scale);
     const float beta = conv_beta(scalars.alpha, of(mean, 3), a.conv.eps);
-    if (lane != 0) continue;
     const ChainToken token = stage.token;
     if (token.image) scalars = {};
-    stage.alpha = scalars.alpha;
-    stage.beta = beta;
+    if (lane == 0) stage.alpha = scalars.alpha, stage.beta = beta;
     stage.gate.arrive();
-    if (token.writes) save(a.gate, token.token, task.stream, scalars);
+    if (lane == 0 && token.writes) save(a.gate, token.token, task.stream, scalars);
   }
 }
 
@@ -228,8 +226,7 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
     }
     const float sum = four_warp_sums(sums.sum);
     if (lane % 8 == 0) stage.of_warp[lane / 8][warp] = sum;
-    __syncwarp();
-    if (lane == 0) stage.sums.arrive();
+    stage.sums.arrive();
   };
   const auto finish = [&](int s) {
     const Stage& stage = ring.stage[s];
@@ -307,8 +304,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < stages; ++s) {
       ring.stage[s].rows.init(1);
-      ring.stage[s].sums.init(row_warps);
-      ring.stage[s].gate.init(1);
+      ring.stage[s].sums.init(row_warps * cuda::kWarp);
+      ring.stage[s].gate.init(cuda::kWarp);
     }
     cuda::publish_barriers();
   }
