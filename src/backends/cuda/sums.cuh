@@ -69,7 +69,8 @@ __device__ __forceinline__ void block_sums(float (&sum)[kCount], SumRoom<kCount,
   }
 }
 
-// The sum of value[lane / 8] over the lanes of a warp, in the same order.
+// The sum of value[lane / 8] over the lanes of a warp, in the same order, by a third of the
+// shuffles of four sums.
 __device__ __forceinline__ float four_sums(const float (&value)[4]) {
   const bool upper = (threadIdx.x & 16) != 0;
   float sum[2];

@@ -33,6 +33,19 @@ inline bool runs_on(const Operator& op, Device device) {
   return false;
 }
 
+// Tests that run on the host and on a device, there on a stream of their own.
+class OnEachDevice : public testing::TestWithParam<Device> {
+ protected:
+  Context context() {
+    if (GetParam() == Device::cpu) return Context::cpu(2);
+    stream_.emplace(0);
+    return Context::cuda(0, stream_->get());
+  }
+
+ private:
+  std::optional<cuda_graph::Stream> stream_;
+};
+
 inline std::vector<const Operator*> operators_on(Device device) {
   std::vector<const Operator*> list;
   for (const Operator* op : all_operators()) {

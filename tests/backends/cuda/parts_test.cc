@@ -9,7 +9,7 @@ using test::calls_with;
 using test::NamedCalls;
 using test::Words;
 
-class Parts : public testing::TestWithParam<Device> {
+class Parts : public test::OnEachDevice {
  protected:
   // The test's operators must all run there.
   bool available(std::initializer_list<const char*> names) {
@@ -18,14 +18,6 @@ class Parts : public testing::TestWithParam<Device> {
     }
     return true;
   }
-  Context context() {
-    if (GetParam() == Device::cpu) return Context::cpu(2);
-    stream_.emplace(0);
-    return Context::cuda(0, stream_->get());
-  }
-
- private:
-  std::optional<cuda_graph::Stream> stream_;
 };
 
 #define EHC_NEEDS(...)                                \

@@ -6,17 +6,7 @@
 namespace ehc {
 namespace {
 
-class Targets : public testing::TestWithParam<Device> {
- protected:
-  Context context() {
-    if (GetParam() == Device::cpu) return Context::cpu(2);
-    stream_.emplace(0);
-    return Context::cuda(0, stream_->get());
-  }
-
- private:
-  std::optional<cuda_graph::Stream> stream_;
-};
+class Targets : public test::OnEachDevice {};
 
 bool has(const Schema& schema, Symbol s) { return (schema.symbols >> s & 1U) != 0; }
 

@@ -157,7 +157,7 @@ __device__ __forceinline__ void make_scalars(const Task& task, int number) {
     for (int k = 0; k < GateSums::kCount; ++k) {
       of_lane[k] = lane < task.row_warps ? stage.of_warp[k][lane] : 0.0f;
     }
-    const float sum = four_warp_sums(of_lane);
+    const float sum = cuda::four_sums(of_lane);
     // Every lane makes of its sum what any of the four may be needed for: roots and quotients are
     // slow.
     const float mean = sum / static_cast<float>(a.gate.hidden);
@@ -226,7 +226,7 @@ __device__ __forceinline__ void take_columns(const Task& task, int warp) {
       sums.add<A>(ring.pack(s, 0, at), ring.pack(s, 1, at), weight);
       sums.add_value<A>(ring.pack(s, 2, at));
     }
-    const float sum = four_warp_sums(sums.sum);
+    const float sum = cuda::four_sums(sums.sum);
     if (lane % 8 == 0) stage.of_warp[lane / 8][warp] = sum;
     __syncwarp();
     if (lane == 0) stage.sums.arrive();

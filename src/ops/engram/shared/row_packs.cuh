@@ -136,23 +136,6 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// Of two sums over the lanes of a warp the one that belongs to this lane: b where it is `upper`.
-__device__ __forceinline__ float warp_half(bool upper, float a, float b, int distance) {
-  return (upper ? b : a) + __shfl_xor_sync(cuda::kAllLanes, upper ? a : b, distance);
-}
-// warp_sum of four, by a third of the shuffles: lane l has number l / 8.
-__device__ __forceinline__ float four_warp_sums(const float (&sum)[4]) {
-  const bool upper = (threadIdx.x & 16) != 0;
-  const float a = warp_half(upper, sum[0], sum[2], 16);
-  const float b = warp_half(upper, sum[1], sum[3], 16);
-  float x = warp_half((threadIdx.x & 8) != 0, a, b, 8);
-#pragma unroll
-  for (int distance = 4; distance > 0; distance /= 2) {
-    x += __shfl_xor_sync(cuda::kAllLanes, x, distance);
-  }
-  return x;
-}
-
 // Sums over the lanes of each warp, kept for all threads.
 template <int kCount>
 struct WarpSums {
